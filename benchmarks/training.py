@@ -38,7 +38,7 @@ from trainingbench import replay, rows, stops, streams
 MODULES = {"lancedb": "lancedb", "HF": "datasets", "mosaicml-streaming": "streaming"}
 _SETTLED_ROWS = 500_000
 _MOST_GROWTH = 64
-"""Rows after which a reader must not take more memory, but for so many MiB."""
+"""After this many rows a reader's memory must not grow by more than this many MiB."""
 _MEMORY_ROWS = 2_000_000
 _READERS = {
     "ours": streams.ours,

@@ -60,7 +60,7 @@ async def agent(folder: str) -> None:
 
 
 async def all_finished(reader: Any) -> None:
-    """Return when every task is solved or given up."""
+    """Wait until every task is solved or given up."""
     while (await reader.stats())["unacknowledged"]:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
 

@@ -172,7 +172,8 @@ async def _latencies(folder: Path, reader: str, samples: int) -> list[float]:
 
 
 async def _seen(child: Connection, count: int, patience: float) -> list[tuple[int, int]]:
-    """Return when each record was sent and seen; fewer than ``count`` if patience runs out."""
+    """Return the times at which each record was sent and seen; fewer than ``count`` if patience
+    runs out."""
     seen: list[tuple[int, int]] = []
     until = time.monotonic() + patience
     while len(seen) < count and await asyncio.to_thread(

@@ -15,7 +15,7 @@ from typing import Any
 from corebench import records
 from corebench.report import Run, Target, rate
 
-from persisting.queue import read_queue, write_queue
+from persisting.queue import QueueWriter, read_queue, write_queue
 from sharedbench.worker import TOPIC
 
 PROCESSES = 4
@@ -77,19 +77,31 @@ def sqlite(folder: Path, count: int) -> float:
     return _rate_of_all([["sqlite", folder, count, f"p{n}"] for n in range(PROCESSES)], 4 * count)
 
 
+async def _single(writer: QueueWriter, rows: list[dict[str, Any]]) -> float:
+    """Return the microseconds of a put that nothing else is put beside."""
+    for record in rows[:50]:
+        await writer.put(record)
+    took = []
+    for record in rows[:300]:
+        started = time.perf_counter()
+        await writer.put(record)
+        took.append(time.perf_counter() - started)
+    return statistics.median(took) * 1e6
+
+
+async def _without_socket(folder: Path, run: Run) -> float:
+    rows = list(records.stream(min(run.records, 1000)))
+    given = {**TOPIC, "storage_path": str(folder), "local_socket": False}
+    async with await write_queue(**given) as writer:
+        return await _single(writer, rows)
+
+
 async def _use(folder: Path, run: Run) -> dict[str, float]:
     """Return the rates of lists and reads, and the microseconds of a single put."""
     rows = list(records.stream(min(run.records, 100_000)))
     found = {}
     async with await write_queue(storage_path=str(folder), **TOPIC) as writer:
-        for record in rows[:50]:
-            await writer.put(record)
-        took = []
-        for record in rows[:300]:
-            started = time.perf_counter()
-            await writer.put(record)
-            took.append(time.perf_counter() - started)
-        found["single"] = statistics.median(took) * 1e6
+        found["single"] = await _single(writer, rows)
         started = time.perf_counter()
         for start in range(0, len(rows), LIST):
             await writer.put(rows[start : start + LIST])
@@ -127,8 +139,10 @@ def _best(measured: list[dict[str, float]]) -> dict[str, float]:
 
 def measure(run: Run) -> None:
     """Add the rows of a topic that another process owns."""
-    embedded, socket = [], []
+    embedded, socket, alone = [], [], []
     for _ in range(run.repeat):
+        with run.scratch() as folder:
+            alone.append(asyncio.run(_without_socket(folder, run)))
         with run.scratch() as folder:
             embedded.append(asyncio.run(_use(folder, run)))
         with run.scratch() as folder, _started(["own", folder]):
@@ -157,6 +171,14 @@ def measure(run: Run) -> None:
         EMBEDDED,
         here["single"],
         Target("ratio", at_most=round(most, 2)),
+    )
+    run.add(
+        group,
+        "single synced put of the owner, which listens",
+        here["single"],
+        "µs",
+        "local_socket=False",
+        min(alone),
     )
     for name, title in (("stream", "stream"), ("arrow", "get_arrow")):
         target = Target("value", at_least=500_000) if name == "stream" else None

@@ -20,7 +20,7 @@ class _HiddenPandas:
 
 
 def load_without_pandas() -> None:
-    """Load what Lance needs of Arrow without pandas, unless one of them is loaded already."""
+    """Load what Lance needs of Arrow without pandas, unless one of them is already loaded."""
     if "pandas" in sys.modules or "pyarrow.dataset" in sys.modules:
         return
     hidden = _HiddenPandas()

@@ -58,8 +58,8 @@ class BucketLocked(StorageError):
 
 
 class OwnershipLost(BucketLocked):
-    """Another process has taken over a bucket in an object store; this one can neither acknowledge
-    nor flush any more. Records that it acknowledged are in the log, which the new owner reads."""
+    """Another process has taken over a bucket in an object store; this one can no longer
+    acknowledge or flush. Records that it acknowledged are in the log, which the new owner reads."""
 
 
 class BucketClosed(StorageError):

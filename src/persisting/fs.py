@@ -166,7 +166,7 @@ def os_errors_as(action: str, path: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         raise StorageError(
-            f"cannot {action} {path}: {exc.strerror or exc}; remove the cause and try again"
+            f"cannot {action} {path}: {exc.strerror or exc}; fix the cause and retry"
         ) from exc
 
 

@@ -17,7 +17,7 @@ class _Format(msgspec.Struct):
 
 
 def decode(data: bytes, kind: type[_T]) -> _T:
-    """Decode a file, or raise :class:`msgspec.DecodeError`; also if it is nested too deeply."""
+    """Decode a file, or raise :class:`msgspec.DecodeError`, even if it is nested too deeply."""
     try:
         return msgspec.json.decode(data, type=kind)
     except RecursionError as exc:
@@ -32,7 +32,8 @@ def check_format(data: bytes, path: Path | str, newest: int) -> None:
         return
     if version > newest:
         raise StorageError(
-            f"{path} has format {version}, this version reads up to {newest}; upgrade persisting"
+            f"{path} has format {version}, but this version reads up to {newest}; "
+            "upgrade persisting"
         )
 
 

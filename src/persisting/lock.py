@@ -11,6 +11,7 @@ clean close, the same breakage is damage.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -60,9 +61,15 @@ class LockedFile:
         fcntl.flock(self.fd, how)
 
     def write_note(self, note: dict[str, Any]) -> None:
-        """Replace the content of the file, without a sync."""
-        os.ftruncate(self.fd, 0)
-        os.pwrite(self.fd, msgspec.json.encode(note) + b"\n", 0)
+        """Replace the note in the file, without a sync.
+
+        It is written over the last one: at no moment is there none, whatever fails. What is left of
+        a longer one follows in lines of its own, which nobody reads, until it is cut off.
+        """
+        data = msgspec.json.encode(note) + b"\n"
+        if os.pwrite(self.fd, data, 0) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.ftruncate(self.fd, len(data))
 
     def free(self) -> None:
         """Unlock and close; may be called twice."""
@@ -100,11 +107,8 @@ os.register_at_fork(
 class BucketLock:
     """The exclusive right to write to one bucket folder."""
 
-    def __init__(self, folder: Path, *, unlogged: bool = False, **owner: Any) -> None:
-        """Take the lock, or raise :class:`BucketLocked`; ``owner`` is added to the note.
-
-        ``unlogged``: the owner acknowledges records that are in no log and not flushed yet.
-        """
+    def __init__(self, folder: Path, **owner: Any) -> None:
+        """Take the lock, or raise :class:`BucketLocked`; ``owner`` is added to the note."""
         self._path = folder / LOCK_FILE
         self._pid = os.getpid()
         try:
@@ -122,25 +126,33 @@ class BucketLock:
             raise BucketLocked(
                 f"bucket {folder} is open for writing by {described(note)}",
                 owner=note,
-                hint="close it there, or read it here with read_only=True",
+                hint=(
+                    "close it there, or only read it here: a topic with read_queue, a backend with "
+                    "read_only=True"
+                ),
             ) from exc
-        self.note = _read(self._file.fd)
-        """The last owner's note; it counts only if that owner left cleanly."""
+        try:
+            self.note = _note_in(os.pread(self._file.fd, _NOTE_LIMIT, 0))
+            """The last owner's note; it counts only if that owner left cleanly."""
+        except OSError as exc:
+            self._file.free()
+            raise StorageError(f"cannot read the lock file {self._path}: {exc.strerror}") from exc
         self.left_clean = self.note.get("clean") is True
         self.may_lack_records = not self.left_clean and self.note.get("unlogged") is True
         """Whether the last owner died and may have acknowledged records that are stored nowhere."""
         self._owner = {**this_process(), **owner, **(_noted.get() or {})}
-        if unlogged or self.may_lack_records:  # this opening may fail before that is acted on
+        if self.may_lack_records:  # until that is acted on: this opening may fail before
             self._owner["unlogged"] = True
-        if _brief.get():
+        self.is_brief = _brief.get()
+        """Whether the owner holds the lock only briefly, and acknowledges nothing."""
+        if self.is_brief:
             self._owner["passing"] = True
         try:
             self._write({**self._owner, "clean": False})
         except OSError as exc:
             self._file.free()
             raise StorageError(
-                f"cannot write the lock file {self._path}: {exc.strerror}; remove the cause and "
-                "try again"
+                f"cannot write the lock file {self._path}: {exc.strerror}; fix the cause and retry"
             ) from exc
 
     def _take(self) -> None:
@@ -180,6 +192,22 @@ class BucketLock:
             return os.path.samestat(os.fstat(self._file.fd), os.stat(self._path))
         except OSError:
             return False
+
+    def mark_unlogged(self, unlogged: bool) -> None:
+        """Note durably whether the owner has acknowledged records that are in no log and not
+        flushed, or may do so without another call."""
+        if unlogged == self._owner.get("unlogged", False):
+            return
+        owner = {name: value for name, value in self._owner.items() if name != "unlogged"}
+        if unlogged:
+            owner["unlogged"] = True
+        try:
+            self._write({**owner, "clean": False})
+        except OSError as exc:
+            raise StorageError(
+                f"cannot write the lock file {self._path}: {exc.strerror}; fix the cause and retry"
+            ) from exc
+        self._owner = owner
 
     def _write(self, note: dict[str, Any]) -> None:
         self._file.write_note(note)
@@ -289,14 +317,22 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
 
 def _read(fd: int) -> dict[str, Any]:
     try:
-        note = json_files.decode_any(os.pread(fd, _NOTE_LIMIT, 0))
-    except (msgspec.DecodeError, OSError):
+        return _note_in(os.pread(fd, _NOTE_LIMIT, 0))
+    except OSError:
+        return {}
+
+
+def _note_in(data: bytes) -> dict[str, Any]:
+    """Return the note in the content of a lock file; empty if there is none."""
+    try:
+        note = json_files.decode_any(data.partition(b"\n")[0])
+    except msgspec.DecodeError:
         return {}
     return note if isinstance(note, dict) else {}
 
 
 def described(note: dict[str, Any]) -> str:
-    """Describe an owner for people, by its note."""
+    """Describe an owner as readable text, by its note."""
     if not note.get("pid"):
         return "an unknown owner"
     extra = "".join(f", {k} {v}" for k, v in note.items() if k not in _NOT_DESCRIBED)

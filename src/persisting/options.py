@@ -142,7 +142,8 @@ class PersistingOptions(BucketOptions):
 
     wal_sync_interval: float = 1.0
     """0.0: the log is synced before each acknowledgement, so acknowledged records survive power
-    loss. t > 0: they survive a killed process at once, and power loss after at most t seconds."""
+    loss. t > 0: they survive a killed process immediately, and power loss after at most t
+    seconds."""
 
     max_wal_size: int = 100 * MIB
     """Log bytes that force a flush. While that flush runs the log may grow to twice the size; then
@@ -168,11 +169,11 @@ class PersistingOptions(BucketOptions):
 
     vectors: str = "keep"
     """"keep": a field with a vector index, or with 100 vectors of one length, refuses other
-    lengths. "widen": a vector of another length turns the field into lists, for good, which takes
-    vector search in it from everybody."""
+    lengths. "widen": a vector of another length turns the field into lists for good, and its
+    vectors can no longer be searched."""
 
     schema_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values for fields that a record lacks, also in rows stored before the field appeared."""
+    """Values for fields that a record lacks, including rows stored before the field appeared."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,7 +258,7 @@ def check_window(offset: Any, limit: Any) -> None:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raise unless ``timeout`` is a number of seconds or None; below 0 it has expired already."""
+    """Raise unless ``timeout`` is a number of seconds or None; below 0 it has already expired."""
     if timeout is None:
         return
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout != timeout:

@@ -1,4 +1,4 @@
-"""Where something lies in an object store: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``."""
+"""The address of something in an object store: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def parse(text: str) -> StoreAddress:
     match = _URL.match(text)
     if match is None or match[1].lower() not in SCHEMES:
         raise InvalidArgument(
-            f"storage_path {_shown(text)} is no address of an object store; write "
+            f"storage_path {_shown(text)} is not an address of an object store; write "
             "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
         )
     scheme, rest = match[1].lower(), match[2]

@@ -69,7 +69,7 @@ class TestCreate:
     def test_existing_topic_is_left_alone(self, storage: Path, call: Callable[..., Answer]) -> None:
         before = files_in(storage)
         code, _, err = call("create", "events", "--buckets", 9, "-s", storage)
-        assert (code, "exists already" in err) == (2, True)
+        assert (code, "already exists" in err) == (2, True)
         assert files_in(storage) == before
 
 

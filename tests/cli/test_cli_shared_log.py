@@ -206,7 +206,7 @@ def test_verify_lists_a_dead_log_that_no_bucket_needs_and_finds_no_damage(
     shutil.copytree(tmp_path / "aside", kept)
     report = asked(call, 0, "verify", storage=topic.parent)
     assert (report.ok, report.logs[0].state, report.logs[0].buckets) == (True, "unused", [])
-    assert "not needed any more" in call("verify", "t", "-s", topic.parent).out
+    assert "no longer needed" in call("verify", "t", "-s", topic.parent).out
 
 
 @pytest.mark.parametrize("cut", [SEGMENT_HEADER_SIZE - 4, -3])

@@ -108,7 +108,7 @@ def test_dataset_pickles(topic: Path) -> None:
         ({"tag": "none"}, "there is no tag 'none'; there are: 'v1'"),
         ({"columns": ["nope"]}, "columns names 'nope'; the fields are: 'id', 'text'"),
         ({"columns": []}, "columns names no field"),
-        ({"columns": "id"}, "columns must be a list of names"),
+        ({"columns": "id"}, "columns must be a list of field names"),
         ({"columns": ["id", "id"]}, "columns names 'id' twice"),
         ({"where": "nope = 1"}, "where='nope = 1' names 'nope'"),
         ({"where": "id >"}, "where='id >' cannot be used"),

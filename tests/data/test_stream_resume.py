@@ -323,12 +323,20 @@ def test_state_of_another_topic_tag_filter_or_seed_is_refused(topic: Path, tmp_p
     for stream, reason in (
         (TopicStream(other, "v1", shuffle=1, where="id > 3"), "the state is of another topic"),
         (TopicStream(topic, shuffle=1, where="id > 3"), "reads a stream without a tag"),
-        (TopicStream(topic, "v1", shuffle=1), r"with where='id > 3', this stream has where=None"),
-        (TopicStream(topic, "v1", shuffle=2, where="id > 3"), "with shuffle=1, this stream has"),
+        (
+            TopicStream(topic, "v1", shuffle=1),
+            r"with where='id > 3', but this stream has where=None",
+        ),
+        (
+            TopicStream(topic, "v1", shuffle=2, where="id > 3"),
+            "with shuffle=1, but this stream has",
+        ),
     ):
         with pytest.raises(InvalidArgument, match=reason):
             stream.load_state_dict(state)
-    with pytest.raises(InvalidArgument, match="the state is of tag 'v1', this stream reads tag"):
+    with pytest.raises(
+        InvalidArgument, match="the state is of tag 'v1', but this stream reads tag"
+    ):
         TopicStream(other, "v2").load_state_dict(TopicStream(other, "v1").state_dict())
 
 

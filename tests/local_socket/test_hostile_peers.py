@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from support.children import python, wait_for_line
+from support.children import python, run, wait_for_line
 from support.topic_places import WAL, ids, numbered
 
 from persisting.cluster import wire
@@ -153,6 +153,15 @@ async def test_process_of_another_user_is_refused(
     await still_works(writer, tmp_path)
 
 
+def open_to_all(path: Path) -> Path:
+    """Let every user reach a file."""
+    for place in (path, *path.parents):
+        if place == Path("/tmp"):
+            break
+        place.chmod(0o777)
+    return path
+
+
 CHILD_OF_ANOTHER_USER = """
 import asyncio, os, sys
 from persisting.errors import StorageError
@@ -168,15 +177,70 @@ asyncio.run(main())
 """
 
 
+OPENS_AS_ANOTHER_USER = """
+import asyncio, os, sys
+from persisting.queue import read_queue, write_queue  # the packages may be root's alone
+from persisting.local_socket import open_shared
+from persisting.topic import deletion, inspect
+from pathlib import Path
+os.setgid(65534); os.setuid(65534)
+place = {"topic": "t", "storage_path": sys.argv[1]}
+for call in (
+    lambda: asyncio.run(read_queue(**place)),
+    lambda: asyncio.run(write_queue(**place)),
+    lambda: deletion.check_deletable(Path(sys.argv[1]) / "t"),
+    lambda: print(inspect.topics_in(sys.argv[1])[0].problem),
+):
+    try:
+        call()
+    except Exception as exc:
+        print(type(exc).__name__, exc)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+async def test_topic_of_another_user_is_refused_with_the_reason(
+    writer: QueueWriter, tmp_path: Path
+) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path("/tmp"):
+            break
+        folder.chmod(0o755)
+    said = (await asyncio.to_thread(run, OPENS_AS_ANOTHER_USER, tmp_path)).splitlines()
+    assert len(said) == 4
+    for line in said:
+        assert "belongs to another user" in line
+        assert str(tmp_path / "t") in line
+    assert [line.split()[0] for line in said[:3]] == ["StorageError"] * 3
+    await still_works(writer, tmp_path)
+
+
+UNCHECKED_CHILD_OF_ANOTHER_USER = """
+import os, socket, sys
+os.setgid(65534); os.setuid(65534)
+peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+peer.connect(sys.argv[1])
+print(os.getpid(), len(peer.recv(100)))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+async def test_owner_closes_the_connection_of_another_user(
+    writer: QueueWriter, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its process may not check who it talks to."""
+    path = open_to_all(socket_of(tmp_path))
+    pid, received = (await asyncio.to_thread(run, UNCHECKED_CHILD_OF_ANOTHER_USER, path)).split()
+    assert received == "0"
+    assert f"refused a connection of process {pid} of user 65534" in caplog.text
+    await still_works(writer, tmp_path)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 async def test_real_process_of_another_user_gets_the_reason(
     writer: QueueWriter, tmp_path: Path
 ) -> None:
-    path = socket_of(tmp_path)
-    for folder in (path, *path.parents):
-        if folder == Path("/tmp"):
-            break
-        folder.chmod(0o777)
+    path = open_to_all(socket_of(tmp_path))
     with python(CHILD_OF_ANOTHER_USER, path) as child:
         said = await asyncio.to_thread(wait_for_line, child)
     assert said.startswith("WrongUser")

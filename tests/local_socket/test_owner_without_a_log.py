@@ -13,7 +13,10 @@ from support.owner_process import OwnerProcess
 from support.socket_places import reading
 from support.topic_places import WAL, ids, numbered
 
+from persisting.local_socket.shared_reader import SharedReaderClient
 from persisting.queue import QueueReader, QueueWriter, write_queue
+from persisting.topic.topic_files import TopicFolder
+from persisting.ui.screens import tail
 
 UNLOGGED: dict[str, Any] = {"backend": "lance", "num_buckets": 1}
 
@@ -195,3 +198,47 @@ async def test_log_of_a_later_owner_is_recovered_after_a_loss(
         async with await reading(tmp_path) as reader:
             assert ids(await reader.get(None)) == [*range(10), 50, 51, 52, 53]
     assert await epoch(tmp_path, **logged) == 1
+
+
+async def test_stream_waits_quietly_at_an_empty_bucket_of_a_later_epoch(
+    tmp_path: Path, owner: OwnerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No page has told the stream the epoch yet."""
+    await owner.own(tmp_path, **UNLOGGED)
+    await owner.ask("put", args=[numbered(5)])
+    owner.kill()
+    assert await epoch(tmp_path) == 1
+    waits, wait = 0, SharedReaderClient.wait
+
+    async def counted(self: SharedReaderClient, *place: Any) -> None:
+        nonlocal waits
+        waits += 1
+        await wait(self, *place)
+
+    monkeypatch.setattr(SharedReaderClient, "wait", counted)
+    async with (
+        await reading(tmp_path) as reader,
+        aclosing(reader.get_stream(block=True)) as stream,
+    ):
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(1)
+        assert 0 < waits < 20
+        async with await writing(tmp_path) as writer:
+            await writer.put({"id": 7})
+            assert (await first)["id"] == 7
+
+
+async def test_live_tail_of_the_console_shows_all_that_is_put_after_the_loss(
+    tmp_path: Path, owner: OwnerProcess
+) -> None:
+    """The owner shows the tail records that are in no file yet, before they are lost."""
+    await own_with_lost_tail(owner, tmp_path)
+    following = tail._Tail([0], "", rate=1000, allowance=1000.0)
+    following.places, following.epochs = {0: 15}, {0: 0}
+    owner.kill()
+    async with await writing(tmp_path) as writer:
+        await writer.put(numbered(20, 100))
+        await writer.flush()
+    look = await asyncio.to_thread(tail._look, TopicFolder.open(tmp_path / "t"), following)
+    assert look.restored == [0]
+    assert [found.offset for found in look.shown] == list(range(10, 30))

@@ -113,7 +113,7 @@ def test_spark_writes_reads_and_streams_a_topic_as_in_a_folder(
 def test_secrets_are_in_no_plan_and_in_no_error(at_store: SparkSession, root: str) -> None:
     spark = at_store
     reader = spark.read.format("persisting").option("aws_secret_access_key", "do-not-show-this")
-    with pytest.raises(Exception, match="are no options") as refused:
+    with pytest.raises(Exception, match="are not options") as refused:
         reader.load(f"{root}/raw").count()
     assert "do-not-show-this" not in str(refused.value)
     save(numbers(spark, 2), f"{root}/raw", numBuckets=1)

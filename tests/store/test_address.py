@@ -26,8 +26,8 @@ def test_url_is_split_into_scheme_bucket_and_prefix(text: str, expected: StoreAd
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("s3:bucket", "is no address of an object store"),
-        ("http://bucket/a", "is no address of an object store"),
+        ("s3:bucket", "is not an address of an object store"),
+        ("http://bucket/a", "is not an address of an object store"),
         ("s3://", "does not name a bucket"),
         ("s3:///a", "does not name a bucket"),
         ("s3://b ucket/a", "does not name a bucket"),

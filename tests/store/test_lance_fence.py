@@ -285,6 +285,25 @@ def test_delayed_commit_may_succeed_at_a_version_that_no_reader_sees(
     assert lance.dataset(uri, storage_options=options).count_rows() == 15
 
 
+def test_strict_overwrite_behind_a_removed_version_succeeds_where_nobody_sees_it(
+    table: Any, uri: str, options: Options
+) -> None:
+    """So the first flush, and a restore, count only if they are the newest version."""
+    former = table.checkout_version(table.version)
+    late = lance.fragment.write_fragments(
+        ROWS, former, mode="overwrite", return_transaction=True, storage_options=options
+    )
+    newest = fence(table)
+    for _ in range(2):
+        newest = append(newest)
+    removed = list(range(1, newest.version))
+    newest.cleanup_old_versions(versions=removed, error_if_tagged_old_versions=False)
+    landed = lance.LanceDataset.commit(former, late, enable_stable_row_ids=True, max_retries=0)
+    assert landed.version == former.version + 1
+    assert landed.latest_version == newest.version
+    assert lance.dataset(uri, storage_options=options).count_rows() == 12
+
+
 def test_commit_whose_answer_is_lost_lands_once(
     table: Any, proxy: FaultProxy, uri: str, options: Options
 ) -> None:

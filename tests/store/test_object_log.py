@@ -9,13 +9,14 @@ from contextlib import suppress
 import pytest
 from support.fault_proxy import FaultProxy
 from support.log_slots import slots_of
+from support.waiting import until_true
 
 from persisting.bucket.store_ownership import Ownership
 from persisting.errors import BucketLocked, OwnershipLost, StorageError, WALError
 from persisting.store.object_store import ObjectExists, ObjectStore
 from persisting.wal import Payload, sealing
 from persisting.wal.frame import RECORDS, START, SegmentStart, encode_start
-from persisting.wal.lease import Lease
+from persisting.wal.lease import Lease, lease_register
 from persisting.wal.object_log import ObjectLog
 from persisting.wal.slots import is_claim, lease_key, new_log_name, slot_key
 
@@ -144,26 +145,56 @@ def test_claim_and_lease_outlive_the_log(store: ObjectStore) -> None:
         append(log, b"two")
 
 
+@pytest.mark.parametrize("first", ["the same process", "another one", "nobody"])
 def test_log_that_is_removed_while_it_is_listed_keeps_its_only_claim(
-    patient: ObjectStore, store: ObjectStore, proxy: FaultProxy
+    patient: ObjectStore, store: ObjectStore, proxy: FaultProxy, first: str
 ) -> None:
+    """``first``: who has ended the log before."""
     log = new_log(store)
     for text in (b"one", b"two"):
         append(log, text)
-    sealed = sealing.seal(store, log.name, "other")
+    claimants = {"the same process": "third", "another one": "other"}
+    if first in claimants:
+        sealing.seal(store, log.name, claimants[first])
     removed = threading.Event()
     listing = proxy.add("LIST", also="/slots/", until=removed, times=1)
 
+    def is_taken() -> bool:
+        held = lease_register(store, log.name).read()
+        return held is not None and bool(held.content.taken_by)
+
     def remove() -> None:
         assert listing.reached.wait(60)
-        sealing.remove(store, sealed)
+        until_true(is_taken)
+        sealing.remove(store, sealing.seal(store, log.name, "second"))
         removed.set()
 
     removing = threading.Thread(target=remove)
     removing.start()
-    assert sealing.seal(patient, log.name, "third").slots == range(2, 2)
+    sealed = sealing.seal(patient, log.name, "third")
     removing.join()
+    assert sealed.slots == range(2, 2)
     assert slots_of(store, log) == [2]
+    sealing.remove(store, sealed)
+    with pytest.raises(OwnershipLost):
+        append(log, b"late")
+
+
+def test_log_whose_removal_is_under_way_is_not_damaged(store: ObjectStore) -> None:
+    log = new_log(store)
+    for text in (b"one", b"two", b"three"):
+        append(log, text)
+    sealed = sealing.seal(store, log.name, "other")
+    listed = store.list
+
+    def after_a_part_is_removed(prefix: str, after: str | None = None) -> list[str]:
+        store.list = listed  # type: ignore[method-assign]
+        sealing._announce_removal(store, sealed)
+        store.delete([slot_key(log.name, 0)])
+        return listed(prefix, after)
+
+    store.list = after_a_part_is_removed  # type: ignore[method-assign]
+    assert sealing.seal(store, log.name, "other").slots == range(3, 3)
 
 
 @pytest.mark.nightly
@@ -177,7 +208,7 @@ def test_next_owner_decides_about_a_put_of_unknown_outcome(
     with pytest.raises(WALError, match="may be stored"):
         append(log, b"two")
     proxy.heal()
-    with pytest.raises(OwnershipLost, match=r"nobody knows whether .* was stored"):
+    with pytest.raises(OwnershipLost, match=r"it is unknown whether .* was stored"):
         append(log, b"three")
     assert sealing.seal(store, log.name, "other").slots == range(2 if arrives else 1)
     with pytest.raises(ObjectExists):

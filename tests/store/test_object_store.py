@@ -166,7 +166,7 @@ def test_outcome_is_unknown_if_no_answer_ever_comes(
 ) -> None:
     proxy.add("PUT", lose=True)
     proxy.add("GET", drop=True)
-    with pytest.raises(OutcomeUnknown, match=r"whether s3://.* was stored is not known"):
+    with pytest.raises(OutcomeUnknown, match=r"it is unknown whether s3://.* was stored"):
         faulty.create("a", b"one")
     assert data_of(store, "a") == b"one"
 

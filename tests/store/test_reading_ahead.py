@@ -10,19 +10,26 @@ import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.object_stores import SeaweedFS, url
 from support.waiting import until_true
 
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
 from persisting.bucket import store_bucket, store_owner_log
 from persisting.bucket.store_owner_log import StoreOwnerLog
 from persisting.bucket.store_ownership import FREE, OwnerRecord, owner_register
+from persisting.concurrency.pool import begin_request
 from persisting.errors import TableError
-from persisting.store.object_store import ObjectStore, StoredObject, StoreError
+from persisting.queue import write_queue
+from persisting.store.object_store import ObjectStore, StoredObject, StoreError, open_store
+from persisting.store_address import parse
 from persisting.table.fenced_commit import FencedCommitter
 from persisting.table.store_table import LoadedAhead
+from persisting.topic import store_deletion
+from persisting.topic.local import live_in_store
 from persisting.wal import sealing
 from persisting.wal.sealing import SealedLog
 from persisting.wal.slots import slot_key
@@ -176,18 +183,92 @@ async def test_failed_read_of_a_log_does_not_fail_the_next_opening(
         reads.fails = False
         return read
 
-    def fail(_: LoadedAhead) -> None:
+    def fail(_: FencedCommitter, newest: object) -> bool:
         raise TableError("refused")
 
     with monkeypatch.context() as patched:
         patched.setattr(sealing, "begin_reading", begin_and_fail)
-        patched.setattr(LoadedAhead, "result", fail)
+        patched.setattr(FencedCommitter, "_fence_version", fail)
         with pytest.raises(TableError):
             await asyncio.to_thread(opened, store, log)
     bucket = await asyncio.to_thread(opened, store, log)
     assert await records(bucket) == [{"n": 1}]
     await bucket.close()
     await asyncio.to_thread(log.retire)
+
+
+async def test_table_that_could_not_be_loaded_ahead_is_loaded_again(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A former owner that was paused may commit, and remove versions, while it is loaded."""
+    await die_with_records(store)
+    log = new_log(store)
+
+    def fail(_: LoadedAhead) -> None:
+        raise TableError("a version is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LoadedAhead, "result", fail)
+        bucket = await asyncio.to_thread(opened, store, log)
+    assert await records(bucket) == [{"n": 1}]
+    await bucket.close()
+    await asyncio.to_thread(log.retire)
+
+
+@pytest.fixture
+def held_removals(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Holds the removal of logs of former owners until it is set."""
+    go_on = threading.Event()
+    remove = StoreOwnerLog._remove_if_unused
+
+    def remove_late(self: StoreOwnerLog, left: SealedLog) -> None:
+        assert go_on.wait(60)
+        remove(self, left)
+
+    monkeypatch.setattr(StoreOwnerLog, "_remove_if_unused", remove_late)
+    yield go_on
+    go_on.set()
+
+
+async def test_lost_log_whose_predecessor_is_still_removed_keeps_no_bucket_waiting(
+    prefix: str, server: SeaweedFS, store: ObjectStore, held_removals: threading.Event
+) -> None:
+    place: dict[str, Any] = {"topic": "t", "storage_path": url(prefix), "durable": True}
+    place["storage_options"] = server.options()
+    place["backend_options"] = {"lease": 0.6}
+    topic_store = open_store(parse(f"{url(prefix)}/t"), store.options)
+    async with await write_queue(**place, num_buckets=2) as writer:
+        await writer.put([{"id": n} for n in range(20)])
+        live = live_in_store(topic_store.address)
+        assert live is not None
+        lost = live._log
+        assert isinstance(lost, StoreOwnerLog)
+        lost._removing.append(begin_request(lost._remove_if_unused, SealedLog("old", range(1))))
+        lost.give_up("another process has taken over")
+        await asyncio.wait_for(writer.put([{"id": n} for n in range(20)]), 60)
+        assert not held_removals.is_set()
+        held_removals.set()
+
+
+async def test_deletion_takes_no_log_for_damaged_that_it_removes_itself(
+    prefix: str,
+    server: SeaweedFS,
+    store: ObjectStore,
+    held_removals: threading.Event,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place: dict[str, Any] = {"topic": "t", "storage_path": url(prefix), "durable": True}
+    place |= {"storage_options": server.options(), "backend_options": {"lease": 0.6}}
+    async with await write_queue(**place, num_buckets=1) as writer:
+        await writer.put({"id": 1})
+    topic_store = open_store(parse(f"{url(prefix)}/t"), store.options)
+    await die_with_records(topic_store)
+    deleting = asyncio.create_task(asyncio.to_thread(store_deletion.delete, topic_store))
+    await asyncio.sleep(2)
+    assert not deleting.done()
+    held_removals.set()
+    await asyncio.wait_for(deleting, 60)
+    assert "missing" not in caplog.text
 
 
 def test_reading_of_a_log_ends_at_the_first_failure(

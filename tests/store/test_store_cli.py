@@ -168,13 +168,34 @@ def test_export_with_flush_holds_what_owners_have_acknowledged(
     assert len(shell("export", "busy", "-", "--flush").splitlines()) == 12
 
 
+def test_commands_reach_the_owner_that_has_the_topic_open(
+    shell: Shell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"id": 5}\n')
+    owner = OwnerProcess()
+    where = {"topic": "busy", "storage_path": shell.root, "durable": True, "num_buckets": 2}
+    try:
+        owner.tell("own", "busy", {**where, "backend_options": {"flush_interval": None}})
+        owner.tell("put", "busy", [[{"id": n} for n in range(5)]])
+        shell("put", "busy", str(lines))
+        tagged = shell.json("tag", "busy", "six")
+        assert run(["delete", "busy", "--yes", "-s", shell.root]) == OWNED
+        assert f"process {owner.pid}" in capsys.readouterr().err
+        owner.tell("put", "busy", [[{"id": 6}]])
+        assert int(shell("count", "busy")) == 7
+        assert tagged == shell.json("tag", "busy")
+    finally:
+        owner.close()
+
+
 def test_topic_is_created_and_deleted_and_its_name_can_be_used_again(
     shell: Shell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = shell.json("create", "new", "--buckets", "1", "--set", "lease=1")
     assert (made["path"], made["num_buckets"]) == (f"{shell.root}/new", 1)
     assert run(["create", "new", "-s", shell.root]) == USAGE
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert shell.json("delete", "orders", "--dry-run")["rows"] == 21
     assert shell.json("delete", "orders", "--yes")["rows"] == 21
     assert [topic["topic"] for topic in shell.json("topics")] == ["new"]

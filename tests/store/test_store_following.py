@@ -15,7 +15,7 @@ from support.fault_proxy import FaultProxy
 from support.object_stores import storage_options, url
 from support.owner_process import OwnerProcess
 from support.topic_places import ids, numbered
-from support.waiting import until_true
+from support.waiting import until, until_true
 
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
 from persisting.backends.table_backend import TableBackend
@@ -23,7 +23,7 @@ from persisting.bucket import slot_log, store_follower
 from persisting.bucket.store_owner_log import StoreOwnerLog
 from persisting.errors import BucketLocked
 from persisting.queue import read_queue
-from persisting.store.object_store import ObjectStore, StoreError, open_store
+from persisting.store.object_store import ObjectStore, StoredObject, StoreError, open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
 from persisting.topic import store_files
@@ -307,3 +307,62 @@ async def test_reader_that_does_not_wait_sees_what_was_acknowledged_although_pol
         await owner.put({"n": number})
         await asyncio.sleep(2 * slot_log.LOOK_SECONDS)
         assert [record["n"] for record in await reader.get()] == list(range(number + 1))
+
+
+async def test_reader_that_joins_takes_nothing_from_another_one(
+    store: ObjectStore, prefix: str, own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both follow one log. The second lists it while a poll of the first finds a new object."""
+    _, owner = await asyncio.to_thread(own)
+    for number in range(2):
+        await owner.put({"n": number})
+    shared = open_store(parse(url(prefix)), store.options)
+
+    async def opened() -> TableBackend:
+        return TableBackend(await asyncio.to_thread(store_files.open_reader, shared, CONFIG, 0))
+
+    async def numbers(reader: TableBackend) -> list[int]:
+        return [row["n"] for row in await reader.get()]
+
+    first = await opened()
+    assert await numbers(first) == [0, 1]
+    loop, get, listed = asyncio.get_running_loop(), shared.get, shared.list
+    polls, may_poll, joined = threading.Event(), threading.Event(), threading.Event()
+
+    def get_late(key: str) -> StoredObject | None:
+        if key.endswith(f"/slots/{2:020d}") and not polls.is_set():
+            polls.set()
+            assert may_poll.wait(PATIENCE)
+        if key.endswith(f"/slots/{3:020d}"):
+            assert joined.wait(PATIENCE)
+        return get(key)
+
+    def list_and_let_the_poll_find_more(place: str, after: str | None = None) -> list[str]:
+        found = listed(place, after)
+        if "/slots" in place and not may_poll.is_set():
+            asyncio.run_coroutine_threadsafe(owner.put({"n": 2}), loop).result(PATIENCE)
+            may_poll.set()
+            (log,) = slot_log._logs[shared].values()
+            until_true(lambda: log._next == 3)
+        return found
+
+    with monkeypatch.context() as slow:
+        slow.setattr(shared, "get", get_late)
+        slow.setattr(shared, "list", list_and_let_the_poll_find_more)
+        await asyncio.sleep(slot_log.LOOK_SECONDS)  # the last poll is not recent any more
+        reading = asyncio.create_task(numbers(first))
+        assert await asyncio.to_thread(polls.wait, PATIENCE)
+        second = await opened()
+        joined.set()
+        assert await reading in ([0, 1], [0, 1, 2])
+    for reader in (first, second):
+        await until(lambda reader=reader: _has(reader, 3))
+    await owner.put({"n": 3})
+    for reader in (first, second):
+        await until(lambda reader=reader: _has(reader, 4))
+        assert await numbers(reader) == [0, 1, 2, 3]
+        await reader.close()
+
+
+async def _has(reader: TableBackend, count: int) -> bool:
+    return len(await reader.get()) == count

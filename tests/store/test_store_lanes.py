@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 from support.fault_proxy import FaultProxy
 from support.log_slots import slots_of
+from support.object_stores import SeaweedFS, url
 from support.waiting import until_true
 
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
 from persisting.bucket import lanes
 from persisting.bucket.store_bucket import StoreBucket
 from persisting.bucket.store_owner_log import StoreOwnerLog
+from persisting.concurrency import loop_bridge
 from persisting.errors import OwnershipLost, WALError
-from persisting.store.object_store import ObjectStore
+from persisting.store.object_store import ObjectStore, open_store
+from persisting.store.storage_options import StorageOptions
+from persisting.store_address import parse
 from persisting.wal import Payload, sealing
 from persisting.wal.frame import RECORDS, START, SegmentStart, encode_start
-from persisting.wal.lease import Lease
+from persisting.wal.lease import Lease, lease_register
 from persisting.wal.object_log import BegunSlot, ObjectLog
 from persisting.wal.slots import is_claim, new_log_name, slot_key
 
@@ -320,3 +325,72 @@ async def test_owner_that_dies_with_an_object_under_way_leaves_what_it_acknowled
     assert await numbers(again) == [-1, 7]
     await again.close()
     await bucket.close()
+
+
+# Several topics in one process
+
+
+async def test_writers_of_many_topics_never_wait_for_requests_behind_them(
+    server: SeaweedFS, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put arrives in each of as many topics as there are threads while its group is begun."""
+    topics = 2
+    for pool in ("_requests", "_groups"):
+        monkeypatch.setattr(loop_bridge, pool, loop_bridge.WorkerPool(topics, pool), raising=False)
+    options = StorageOptions(server.options())
+    stores = [open_store(parse(url(f"{prefix}-{n}")), options) for n in range(topics)]
+    logs = [new_store_owner_log(store, 1, **OPTIONS) for store in stores]
+    backends = [
+        PersistingBackend(0, store.address / "bucket_0", owner_log=log, **OPTIONS)  # type: ignore[arg-type]
+        for store, log in zip(stores, logs, strict=True)
+    ]
+    loop, arrived = asyncio.get_running_loop(), threading.Barrier(topics)
+    second: list[Future[None]] = []
+    add, seen = lanes.Lanes.add, set[int]()
+
+    def add_while_another_put_arrives(self: lanes.Lanes, lane: lanes.Lane, queued: int) -> None:
+        add(self, lane, queued)
+        if id(self) in seen:
+            return
+        seen.add(id(self))
+        arrived.wait(60)
+        (backend,) = [b for b in backends if b.bucket.group_commit._lanes is self]  # type: ignore[union-attr]
+        second.append(asyncio.run_coroutine_threadsafe(backend.put({"n": 1}), loop))
+        until_true(lambda: backend.bucket.group_commit._queue)  # type: ignore[union-attr]
+
+    monkeypatch.setattr(lanes.Lanes, "add", add_while_another_put_arrives)
+    first = asyncio.gather(*(backend.put({"n": 0}) for backend in backends))
+    await asyncio.wait_for(first, 60)
+    await asyncio.wait_for(asyncio.gather(*map(asyncio.wrap_future, second)), 60)
+    for backend in backends:
+        assert [row["n"] for row in await backend.get()] == [0, 1]
+        await backend.close()
+
+
+def test_heartbeats_go_on_while_other_stores_do_not_answer(
+    store: ObjectStore, patient: ObjectStore, proxy: FaultProxy
+) -> None:
+    answered = threading.Event()
+    proxy.add("PUT-if-match", also="lease", until=answered)
+
+    def beating(at: ObjectStore) -> Lease:
+        lease = Lease(at, new_log_name(), 0.3)
+        lease.start(ObjectLog(at, lease).beat)
+        return lease
+
+    def beats(lease: Lease) -> int:
+        held = lease_register(store, lease.name).read()
+        assert held is not None
+        return held.content.beat
+
+    silent = [beating(patient) for _ in range(40)]
+    leases = silent
+    try:
+        until_true(lambda: loop_bridge._heartbeats._busy >= len(silent))
+        alive = beating(store)
+        leases = [*silent, alive]
+        until_true(lambda: beats(alive) > 3)
+    finally:
+        for lease in leases:
+            lease.stop()
+        answered.set()

@@ -151,7 +151,7 @@ async def test_put_whose_outcome_is_unknown_is_not_repeated_by_its_own_process(
 
         async def store_and_lose(parts: Any, sequence: Any = None) -> None:
             await put_parts(parts, sequence)
-            raise OwnershipLost("nobody knows whether it was stored")
+            raise OwnershipLost("it is unknown whether it was stored")
 
         monkeypatch.setattr(topic._handle, "put_parts", store_and_lose)
         with pytest.raises(OwnershipLost):

@@ -375,7 +375,7 @@ def test_options_that_cannot_work_in_an_object_store_are_refused() -> None:
     assert read_options({**path, "flush": "true"}).flush
     for name in ("aws_secret_access_key", "storage_options", "fs.s3a.secret.key", "sessionToken"):
         for parse_options in (read_options, write_options):
-            with pytest.raises(InvalidArgument, match="are no options") as refused:
+            with pytest.raises(InvalidArgument, match="are not options") as refused:
                 parse_options({**path, name: "not-to-be-shown"})
             assert "not-to-be-shown" not in str(refused.value)
     with pytest.raises(InvalidArgument, match="at s3://, gs:// or az://; not under hdfs:"):

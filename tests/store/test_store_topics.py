@@ -203,7 +203,7 @@ async def test_buckets_that_cannot_be_flushed_can_be_closed_after_one_was_lost(
     assert live is not None
     lost, other = (cast(TableBackend, live.open_backend(bucket)).bucket for bucket in (0, 1))
     assert isinstance(lost, StoreBucket)
-    lost._lost = OwnershipLost("nobody knows whether a change of it was stored")
+    lost._lost = OwnershipLost("it is unknown whether a change of it was stored")
     await live.close_bucket(0)
     assert other.group_commit is not None
     other.group_commit._log.break_off(StoreError("the store refused the last object"))  # type: ignore[attr-defined]
@@ -252,7 +252,7 @@ async def test_log_keeps_what_a_bucket_that_was_lost_has_not_flushed(store: Obje
     await first.put({"n": 0})
     await second.put({"n": 1})
     core: Any = first.bucket
-    core._lost = OwnershipLost("nobody knows whether a change of it was stored")
+    core._lost = OwnershipLost("it is unknown whether a change of it was stored")
     await first.close()
     with pytest.raises(OwnershipLost, match="closed without a flush"):
         await second.put({"n": 2})
@@ -414,7 +414,7 @@ async def test_records_of_a_put_with_an_unknown_outcome_keep_their_offsets(
     with pytest.raises(StorageError, match="may be stored"):
         await backend.put({"n": 1})
     proxy.heal()
-    with pytest.raises(StorageError, match="nobody knows"):
+    with pytest.raises(StorageError, match="it is unknown whether"):
         await backend.put({"n": 2})
     with suppress(StorageError):
         await backend.close()

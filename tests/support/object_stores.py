@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import http.client
+import json
 import os
 import random
 import secrets
@@ -21,10 +22,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 KEY, SECRET = "testkey", "testsecret-of-the-tests"
-_IDENTITIES = (
-    '{"identities":[{"name":"tests","credentials":[{"accessKey":"%s","secretKey":"%s"}],'
-    '"actions":["Admin","Read","Write","List","Tagging"]}]}'
-)
+READER_KEY = "readerkey"
+"""The access key of a second user, who may only read and list; it has the same secret."""
+_IDENTITIES = {
+    "identities": [
+        {
+            "name": name,
+            "credentials": [{"accessKey": key, "secretKey": SECRET}],
+            "actions": actions,
+        }
+        for name, key, actions in (
+            ("tests", KEY, ["Admin", "Read", "Write", "List", "Tagging"]),
+            ("reader", READER_KEY, ["Read", "List"]),
+        )
+    ]
+}
 _START_SECONDS = 200
 BUCKET = "lab"
 
@@ -151,7 +163,7 @@ class SeaweedFS(Server):
         self._ports = free_ports(8)
         self.port, self.filer_port = self._ports[0], self._ports[3]
         self._identities = folder / "identities.json"
-        self._identities.write_text(_IDENTITIES % (KEY, SECRET))
+        self._identities.write_text(json.dumps(_IDENTITIES))
 
     def command(self) -> list[str]:
         s3, master, volume, filer, *grpc = self._ports

@@ -300,7 +300,7 @@ def new_owner_is_killed_during_recovery(contest: Contest) -> str:
 
 def owner_is_killed_with_slots_under_way(contest: Contest) -> str:
     """An owner is killed while slots are stored, and one before them is not."""
-    first = contest.start("lazy")
+    first = contest.start("lazy", "patient")
     first.wait_for("ack", 20)
     proxy = contest.proxy
     for _ in range(100):
@@ -308,8 +308,9 @@ def owner_is_killed_with_slots_under_way(contest: Contest) -> str:
         held = proxy.add("PUT-if-absent", also="/slots/", until=let_go, times=1)
         held.reached.wait(PATIENCE)
         proxy.reset_counts()
-        time.sleep(0.5)  # less than the owner's timeout
+        time.sleep(0.5)
         if proxy.counts["PUT-if-absent"]:  # a slot after the held one
+            first.wait_for("ack", first.count("ack") + 1, seconds=5)  # there must be none
             first.kill()
             break
         let_go.set()

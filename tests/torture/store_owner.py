@@ -305,7 +305,8 @@ def main() -> None:
     for setting in settings:
         if setting.startswith("mutation="):
             MUTATIONS[setting.removeprefix("mutation=")]()
-    options = StorageOptions(storage_options(int(port), timeout="2s", connect_timeout="2s"))
+    timeout = "60s" if "patient" in settings else "2s"
+    options = StorageOptions(storage_options(int(port), timeout=timeout, connect_timeout="2s"))
     store = open_store(parse(url(prefix)), options, retry_seconds=120.0)
     owner = Owner(store, notes, name, settings)
     try:

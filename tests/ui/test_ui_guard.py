@@ -336,7 +336,7 @@ def test_number_of_live_tails_is_bounded_and_leaving_the_page_frees_one(
             assert opened[-1].getresponse().readline() == b"event: start\n"
         refused = tail_of(console).getresponse()
         assert refused.status == 400
-        assert b"live tails are open already" in refused.read()
+        assert b"live tails are already open" in refused.read()
     finally:
         for connection in opened:
             connection.close()

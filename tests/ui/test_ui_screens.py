@@ -447,7 +447,7 @@ def test_stopped_verify_is_reported_as_stopped(template: Path) -> None:
         console.get("/topics/runs/search", text="lock")  # now its process runs and is idle
         stopped = stop_queries_of(console.process.pid)  # a check that does not end
         assert console.post(f"{base}/verify").status == 303
-        assert "is running already" in console.post(f"{base}/verify").text
+        assert "is already running" in console.post(f"{base}/verify").text
         assert console.post("/topics/chat/tasks/1/stop").status == 400
         assert console.post("/topics/runs/tasks/1/stop").status == 303
         text_with(console, base, "verify stopped")

@@ -27,7 +27,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(count: float) -> str:
-    """Format a number of bytes for people."""
+    """Format a number of bytes as readable text."""
     for unit in _UNITS:
         if count < 1000 or unit == _UNITS[-1]:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

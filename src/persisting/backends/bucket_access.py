@@ -23,7 +23,7 @@ class BucketAccess:
 
     async def refresh(self, *, watch: bool = False) -> None:
         """Show new records if the bucket is open without its lock; with ``watch``, later ones wake
-        those who wait already."""
+        those who are already waiting."""
         if self.bucket.options.read_only:
             await in_thread(partial(self.bucket.refresh, watch=watch))
 
@@ -49,6 +49,6 @@ class BucketAccess:
         return await asyncio.shield(in_thread(call, *args))
 
     async def flush(self) -> None:
-        """Return when everything acknowledged before this call is in the table and synced."""
+        """Wait until everything acknowledged before this call is in the table and synced."""
         self.bucket.check_writable()
         await asyncio.wrap_future(self.bucket.request_flush())

@@ -124,7 +124,7 @@ class BucketReader:
             self._bucket.check_open()  # the caller must not take a part for all there is
 
     async def wait_beyond(self, offset: int, epoch: int | None) -> None:
-        """Return when there may be records beyond ``offset`` or the epoch has changed."""
+        """Wait until there may be records beyond ``offset`` or the epoch has changed."""
         while self._bucket.ends_before(offset) and epoch in (None, self._bucket.epoch):
             self._bucket.check_open()
             await self._next_change(offset, epoch)
@@ -146,7 +146,7 @@ class BucketReader:
         return await self._access.read(lambda snapshot: snapshot.offset_at(timestamp))
 
     async def arrival_of(self, offset: int) -> int:
-        """Return when a record arrived, 0 if it is not there."""
+        """Return the time at which a record arrived, 0 if it is not there."""
         return await self._access.read(lambda snapshot: snapshot.arrival_of(offset))
 
 

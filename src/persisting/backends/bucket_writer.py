@@ -65,8 +65,8 @@ class BucketWriter:
     def _enqueue_single(
         self, rows: list[dict[str, Any]] | pa.Table | RecordColumns, producer: ProducerSequence
     ) -> asyncio.Future[None] | None:
-        """Queue a single plain record for the log; None if this is another put, or none of a new
-        number."""
+        """Queue a put of a single plain record; None if it is another put, or its number is not
+        new."""
         if not isinstance(rows, list) or len(rows) != 1 or self._bucket.group_commit is None:
             return None
         waiter = self._bucket.enqueue_row(rows[0], LoopWaiter, producer)

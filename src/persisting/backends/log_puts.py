@@ -27,8 +27,8 @@ def share_log(buckets: Sequence[Bucket]) -> bool:
 async def put_to_log(parts: Sequence[Part], producer: ProducerSequence | None = None) -> None:
     """Store rows in buckets that share a log; return when they are acknowledged.
 
-    After a crash all of them are there, or none. Of a numbered put, the buckets that have stored
-    the number already store nothing.
+    After a crash all of them are there, or none. If the put is numbered, buckets that have already
+    stored the number store nothing.
     """
     acknowledged = await queue_for_log(parts, producer)
     if acknowledged is not None:

@@ -100,7 +100,7 @@ class MemoryBackend(AsyncClosing):
         return bisect_left(self._arrivals, timestamp)
 
     async def wait_beyond(self, offset: int) -> None:
-        """Return when there are records beyond ``offset``; raise once the backend is closed."""
+        """Wait until there are records beyond ``offset``; raise once the backend is closed."""
         while len(self._records) <= offset:
             self._check_open()
             with next_wake(self._waiters) as waiter:

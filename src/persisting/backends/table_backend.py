@@ -162,7 +162,7 @@ class TableBackend(AsyncClosing):
         return records
 
     async def read(self, offset: int = 0, limit: int | None = None) -> Page:
-        """As :meth:`get`, with the offset of the first record and the bucket's epoch."""
+        """Like :meth:`get`, but with the offset of the first record and the bucket's epoch."""
         return await self._reader.read(offset, limit)
 
     async def get_arrow(
@@ -175,7 +175,7 @@ class TableBackend(AsyncClosing):
         return (await self._reader.read_arrow(offset, limit)).rows
 
     async def read_arrow(self, offset: int = 0, limit: int | None = None) -> Page:
-        """As :meth:`get_arrow`, with the offset of the first row and the bucket's epoch."""
+        """Like :meth:`get_arrow`, but with the offset of the first row and the bucket's epoch."""
         return await self._reader.read_arrow(offset, limit)
 
     def get_stream(
@@ -202,7 +202,7 @@ class TableBackend(AsyncClosing):
         return self._reader.pages(offset, limit, block, epoch)
 
     async def wait_beyond(self, offset: int, epoch: int | None = None) -> None:
-        """Return when there may be records beyond ``offset``, or the epoch is not ``epoch``.
+        """Wait until there may be records beyond ``offset``, or the epoch is not ``epoch``.
 
         Raise once the backend is closed.
         """
@@ -214,7 +214,7 @@ class TableBackend(AsyncClosing):
         return await self._reader.offset_at(timestamp)
 
     async def arrival_of(self, offset: int) -> int:
-        """Return when a record arrived (µs of Unix time), 0 if it is not there."""
+        """Return the time at which a record arrived (µs of Unix time), 0 if it is not there."""
         return await self._reader.arrival_of(offset)
 
     def rows_within(self, offset: int, nbytes: int) -> int:
@@ -222,7 +222,7 @@ class TableBackend(AsyncClosing):
         return self._bucket.snapshot().rows_within(offset, nbytes)
 
     def epoch(self) -> int:
-        """Return how often the bucket was restored to an older version."""
+        """Return how many times the bucket was restored to an older version."""
         return self._bucket.epoch
 
     def end_offset(self) -> int:
@@ -459,7 +459,7 @@ class TableBackend(AsyncClosing):
         """Flush and release the bucket; may be called twice.
 
         If the flush fails the error is raised, the backend stays open and keeps every record, and
-        ``close`` can be called again once the cause is removed.
+        ``close`` can be called again once the cause is fixed.
         """
         # All callers, from whichever loop, share one close; cancelling one does not stop it.
         await asyncio.shield(asyncio.wrap_future(self._closing.request()))

@@ -63,7 +63,7 @@ class _Finder:
 
 
 def install() -> None:
-    """Handle the modules that are imported already, and the others when they are."""
+    """Handle the modules that are already imported, and the others when they are."""
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     for name, call in _AFTER_IMPORT.items():

@@ -103,6 +103,8 @@ class Bucket:
         """Puts wait while the bucket is being restored or files are imported."""
         self._quiescing = threading.Lock()
         self.waiters = Waiters()
+        self._may_lose_records = False
+        """Whether the lock's note says that acknowledged records may be stored nowhere."""
         self._scanned_fields: set[str] = set()
         self._log_view: LogView | None = None
         self._lock: BucketLock | None = None
@@ -228,7 +230,6 @@ class Bucket:
         folder = self.options.storage_path
         try:
             self.fs.make_folder(folder)
-            self.fs.sync_chain(folder)
         except OSError as exc:
             raise InvalidArgument(
                 f"storage_path {folder} cannot be created: {exc.strerror}; check its permissions"
@@ -237,18 +238,35 @@ class Bucket:
             timer.start_timer()
         except RuntimeError as exc:
             raise StorageError(f"cannot open {folder}: no thread for the timer ({exc})") from exc
-        self._lock = BucketLock(
-            folder, unlogged=not self.options.is_logged, bucket=self.options.bucket_id
-        )
+        self._lock = BucketLock(folder, bucket=self.options.bucket_id)
         self._unlock = weakref.finalize(self, self._lock.release, clean=False)
         exit_flush.register(self)
+        self.fs.sync_chain(folder)  # with the lock file, whose note must survive power loss, too
         if self._lock.left_clean:
             self.table.check_signature(self._lock.note)
         self.table.open(left_clean=self._lock.left_clean)
         self.table.set_compression()
         if self._lock.may_lack_records and not is_logged(folder):
             operations.begin_epoch_after_loss(self.table)
+        # Only now: until the epoch is durable, the next owner must begin one.
+        self._mark_unlogged(not self.options.is_logged and not self._lock.is_brief)
         self.maintenance.start()
+
+    def _mark_unlogged(self, unlogged: bool) -> None:
+        """Note durably whether the records that are acknowledged next may be lost with this
+        process; it takes a sync if that changes."""
+        assert self._lock is not None
+        self._lock.mark_unlogged(unlogged)
+        self._may_lose_records = unlogged
+
+    def _note_nothing_lost(self) -> None:
+        """Note that everything acknowledged is stored."""
+        if not self._may_lose_records or os.getpid() != self._process:
+            return
+        try:
+            self._mark_unlogged(False)
+        except StorageError as exc:
+            log.warning("%s. Nothing is lost, but the next owner begins a new epoch", exc)
 
     def abandon(self) -> None:
         """Release the lock after a failed opening, still marked clean if nothing was written."""
@@ -260,6 +278,7 @@ class Bucket:
         if self.group_commit is not None:
             self.group_commit.detach(self)
         if self._lock is not None and self._unlock.detach() is not None:
+            self._note_nothing_lost()
             untouched = self._lock.left_clean and not self.table.touched
             signature = {k: v for k, v in self._lock.note.items() if k in SIGNATURE}
             self._lock.release(clean=untouched, **signature)
@@ -315,6 +334,7 @@ class Bucket:
         """
         if not self.table.committer.checksums_recorded:
             # The next owner drops the indexes whose checksums are not recorded.
+            self._note_nothing_lost()
             lock.release(clean=False)
             return
         try:
@@ -326,6 +346,7 @@ class Bucket:
                 self.options.storage_path,
                 exc.strerror or exc,
             )
+            self._note_nothing_lost()
             lock.release(clean=False)
             return
         try:
@@ -405,6 +426,7 @@ class Bucket:
             self.check_writable()
             if self.encoder is not encoder or self.frozen:
                 return False
+            self._before_unlogged_rows()
             self._buffer.add_row(encoder, *copied, _now())
             self.schema_state.acknowledge(encoder)
         self.after_accepting(1)
@@ -413,7 +435,7 @@ class Bucket:
     def add_prepared(self, prepared: Prepared, producer: ProducerSequence | None = None) -> bool:
         """Accept all prepared records; False if the schema has changed since they were prepared.
 
-        Records whose producer sequence is stored already are not stored again.
+        Records whose producer sequence is already stored are not stored again.
         """
         refuse_without_log(producer)
         with self.state_lock:
@@ -422,6 +444,7 @@ class Bucket:
                 return True
             if self.encoder is not prepared.base or self.frozen:
                 return False
+            self._before_unlogged_rows()
             self.schema_state.change(prepared, self.options.storage_path)
             for chunk in prepared.chunks:
                 chunk.seal()
@@ -430,6 +453,12 @@ class Bucket:
             self._buffer.remember([producer] if producer is not None else [])
         self.after_accepting(prepared.rows)
         return True
+
+    def _before_unlogged_rows(self) -> None:
+        """Note that this process may lose records, unless that is noted. Call with the state's lock
+        held: so it is never taken back between this and the acceptance of the rows."""
+        if not self._may_lose_records:  # a brief owner, or one whose process is exiting
+            self._mark_unlogged(True)
 
     def enqueue_row(
         self,
@@ -442,7 +471,7 @@ class Bucket:
         """Queue a plain record for the log and return its waiter; with ``start``, have it written.
 
         None if it needs :func:`prepare` and :meth:`GroupCommit.enqueue`, or if the producer's
-        number is queued or stored already.
+        number is already queued or stored.
         """
         assert self.group_commit is not None
         if producer is not None and is_delay(producer):
@@ -658,7 +687,7 @@ class Bucket:
 
     @property
     def epoch(self) -> int:
-        """How often the bucket was restored to an older version."""
+        """How many times the bucket was restored, or an owner without a log was killed."""
         return self._buffer.epoch
 
     @property
@@ -679,7 +708,7 @@ class Bucket:
         return self.snapshot_even_if_closed()
 
     def snapshot_even_if_closed(self) -> Snapshot:
-        """As :meth:`snapshot`; of a closed bucket it can be counted, not read."""
+        """Like :meth:`snapshot`, but a snapshot of a closed bucket can be counted, not read."""
         with self.state_lock:
             return self._buffer.snapshot(self.rules.defaults or {})
 
@@ -713,7 +742,7 @@ class Bucket:
 
     def refresh(self, *, watch: bool = False) -> None:
         """Show new records of the log and a new version of the table, if this is a reader without
-        the lock; with ``watch``, later changes wake those who wait already."""
+        the lock; with ``watch``, later changes wake those who are already waiting."""
         if self._log_view is not None:
             with self.table_writer.lock:
                 if watch:
@@ -759,6 +788,9 @@ class Bucket:
             if self.group_commit is None or not self.group_commit.sync_at_exit():
                 with self.flusher.lock:
                     self._commit_buffer()
+                with self.state_lock:
+                    if not self._buffer.rows:
+                        self._note_nothing_lost()
         except Exception as exc:
             log.error(
                 "%s was not closed, and %d acknowledged records are lost: %s",
@@ -833,7 +865,7 @@ class Bucket:
     def remove_files(self, names: Collection[str], *, never_named: bool = False) -> None:
         """Remove those of the data files that no version of the table names.
 
-        ``never_named``: the caller knows that no commit, also none that was tried, has named them.
+        ``never_named``: the caller knows that no commit, not even an attempted one, has named them.
         """
         if names:
             with self.exclusive_table() as table:

@@ -76,7 +76,7 @@ class Buffer:
             self.encoder = chunk.encoder
 
     def _open_tail(self, encoder: RecordEncoder, count: int, nbytes: int) -> Chunk:
-        """Return a chunk at the end that takes so many plain rows."""
+        """Return a chunk at the end that takes ``count`` plain rows."""
         tail = self.chunks[-1] if self.chunks else None
         if tail is None or not tail.can_take(encoder, count, nbytes):
             self._seal_tail()

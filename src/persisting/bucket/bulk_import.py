@@ -68,7 +68,7 @@ def adopt(
     """Store the rows of fragments once per (writer, number); return how many were stored.
 
     ``columns`` describes the columns that the fragments were written for. If the table has other
-    ones by now, the rows are written again, given the ``schema`` of the records; else this raises.
+    ones now, the rows are written again, given the ``schema`` of the records; else this raises.
     """
     rewritten: list[dict[str, Any]] | None = None
     try:
@@ -101,7 +101,7 @@ def adopt(
 
 
 def _is_stored(table: Table, fragments: list[dict[str, Any]]) -> bool:
-    """Whether the table holds the files of fragments already."""
+    """Whether the table already holds the files of fragments."""
     return not _names(fragments).isdisjoint(files.data_paths(table.view.fragments))
 
 
@@ -153,7 +153,7 @@ def _stored_after_all(table: Table, writer: str, number: int) -> Iterator[None]:
             settled = table.committer.settle()
         except StorageError as exc:
             raise StorageError(
-                f"whether the rows are stored in {table.root} is not known: {failure}; and then: "
+                f"it is unknown whether the rows are stored in {table.root}: {failure}; and then: "
                 f"{exc}. Repeat the write only with the same writeId, which stores them once"
             ) from None
         known = ProducerSequences(table.properties.get(WRITERS))

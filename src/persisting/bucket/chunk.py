@@ -70,7 +70,8 @@ class Chunk:
         return self.encoder.schema
 
     def arrivals(self, count: int) -> np.ndarray:
-        """Return when each of the first ``count`` records was accepted; never decreasing."""
+        """Return the time at which each of the first ``count`` records was accepted; never
+        decreasing."""
         if self.times is None:
             return np.full(count, self.arrival, "int64")
         return np.asarray(self.times[:count], "int64")
@@ -96,7 +97,7 @@ class Chunk:
         return self._open
 
     def can_take(self, encoder: RecordEncoder, count: int, nbytes: int) -> bool:
-        """Whether so many rows of this encoder may still be added."""
+        """Whether ``count`` more rows of this encoder may be added."""
         if not self._open or self.encoder is not encoder:
             return False
         small = self.count + count <= ROWS_AT_ONCE and self.nbytes + nbytes <= MAX_BATCH_BYTES
@@ -361,7 +362,7 @@ def _large_int_fields(encoder: RecordEncoder, chunks: list[Chunk]) -> frozenset[
 def _loosened(
     before: RecordEncoder, after: RecordEncoder, records: Sequence[Any]
 ) -> Iterator[Loosened]:
-    """Yield the fields that hold vectors, at least at first in these records, and lists then."""
+    """Yield the fields that hold vectors, before or at first in these records, and lists later."""
     if before is after or not after.rules.keep_vectors:
         return
     for field in after.schema:

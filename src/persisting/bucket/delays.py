@@ -1,4 +1,4 @@
-"""When records may be delivered to work groups, if not at once: stored beside the records.
+"""When records may be delivered to work groups, if not immediately: stored beside the records.
 
 A delayed put is a numbered put: its producer's name says that it is one
 (:mod:`persisting.bucket.delayed_puts`), and the number is the time before which the rows are not

@@ -87,7 +87,7 @@ class Flusher:
     def soon(self, *, urgent: bool) -> None:
         """Flush at the threshold, but not right after the last flush unless it is ``urgent``.
 
-        Many small commits cost more than one, and the records that wait are no less safe.
+        Many small commits cost more than one, and the waiting records are no less safe.
         """
         if self._task.pending or (self._pause_due and not urgent):
             return

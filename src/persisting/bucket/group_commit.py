@@ -1,10 +1,11 @@
 """Group commit: the puts of one or more buckets, written to one log and synced together.
 
-Puts queue up. One task at a time takes all queued puts, appends them as frames in one write, syncs
-once if ``wal_sync_interval`` is 0, and acknowledges them together. The callers wait in event loops
-or threads; each brings a :class:`Waiter`, so that nothing here depends on an event loop.
+Puts queue up. One thread at a time takes all queued puts, appends them as frames in one write,
+syncs once if ``wal_sync_interval`` is 0, and acknowledges them together. The callers wait in event
+loops or threads; each brings a :class:`Waiter`, so that nothing here depends on an event loop.
 
-In an object store several groups may be under way at once (:mod:`persisting.bucket.lanes`).
+In an object store several groups may be under way at the same time
+(:mod:`persisting.bucket.lanes`).
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class GroupCommit:
         group: Grouping | None = None,
     ) -> None:
         """``publish`` tells readers in other processes the acknowledged and the synced
-        sequence. ``group`` says when to write, by default at once; a log with it is slow to
+        sequence. ``group`` says when to write, by default immediately; a log with it is slow to
         write."""
         self._log, self._schema_state = log, schema
         self._codec = codec.codec_id(options.compression)
@@ -86,7 +87,7 @@ class GroupCommit:
         self._writing = CoalescedTask(
             weak_callback(self, GroupCommit._write),
             short=group is None,
-            submit=None if group is None else loop_bridge.submit_request,
+            submit=None if group is None else loop_bridge.submit_group,
         )
         self._queued_bytes = 0
         self._queued_at = 0.0
@@ -114,7 +115,7 @@ class GroupCommit:
             with self._schema_state.lock:
                 self._buckets[bucket.number] = weakref.ref(bucket)
                 self._acknowledged = max(self._acknowledged, self._log.last_sequence)
-                # Recovered records are in this log already. Frames without records may follow them
+                # Recovered records are already in this log. Frames without records may follow them
                 # and are released: the next segment must not say that records are missing.
                 self._last_of[bucket.number] = bucket.last_sequence or 0
 
@@ -130,7 +131,7 @@ class GroupCommit:
                 self._last_of.pop(bucket.number, None)
 
     def _dropped_buckets(self) -> list[int]:
-        """Return the buckets that were dropped without a close: this log may be the only place of
+        """Return the buckets that were dropped without a close: this log may hold the only copy of
         their last records until they are opened again."""
         return [number for number, bucket in list(self._buckets.items()) if bucket() is None]
 
@@ -189,7 +190,7 @@ class GroupCommit:
         producer: ProducerSequence | None = None,
     ) -> bool:
         """Queue a plain row; False if its schema is no longer the current one, or the producer's
-        number is queued or stored already."""
+        number is already queued or stored."""
         if producer is not None:
             chunk = Chunk(encoder, rows=[row], nbytes=nbytes)
             return self.enqueue_rows([(bucket, chunk)], waiter, producer)
@@ -210,8 +211,8 @@ class GroupCommit:
     ) -> bool:
         """Queue plain rows for several buckets as one numbered put: all of them or none.
 
-        False if their schema is no longer the current one, or a bucket has the number queued or
-        stored already.
+        False if their schema is no longer the current one, or a bucket has already queued or stored
+        the number.
         """
         put = PendingPut([Piece(sections[0][1], list(sections))], waiter, producer)
         with self._schema_state.lock:
@@ -237,9 +238,9 @@ class GroupCommit:
         """Queue prepared records for their buckets: all of them or none.
 
         ``targets`` says how many of the rows, which are sorted by bucket, belong to each bucket.
-        Returns the put that waits (of a queued number, the one that waits already), True if all
-        buckets have stored the number, and False if the schema has changed since the records were
-        prepared, or only some of the buckets have stored the number.
+        Returns the put that waits (if the number is queued, the one that is already waiting), True
+        if all buckets have stored the number, and False if the schema has changed since the records
+        were prepared, or only some of the buckets have stored the number.
         """
         with self._schema_state.lock:
             for bucket, _ in targets:
@@ -326,7 +327,7 @@ class GroupCommit:
                 left -= written
 
     def _wait_for_more(self, group: Grouping) -> None:
-        """Return when the group has waited as long as it may, or is large enough."""
+        """Wait until the group has waited as long as it may, or is large enough."""
         end = time.monotonic() + group.linger
         while (left := end - time.monotonic()) > 0:
             if self._queued_bytes >= group.nbytes:
@@ -356,7 +357,7 @@ class GroupCommit:
         return True
 
     def wait_idle(self) -> None:
-        """Return when no put is between its append and its acknowledgement."""
+        """Wait until no put is between its append and its acknowledgement."""
         with self._log_lock:
             self._lanes.wait_settled()
 
@@ -519,7 +520,7 @@ class GroupCommit:
             self.make_room()
 
     def _fail(self, puts: list[QueuedPut], exc: BaseException) -> None:
-        """Fail these puts, and all that queued up behind them and rely on their schema."""
+        """Fail these puts, and all that queued up after them and rely on their schema."""
         with self._schema_state.lock:
             puts, self._queue, self._queued_bytes = puts + self._queue, [], 0
             self._schema_state.roll_back()
@@ -678,15 +679,15 @@ class GroupCommit:
             if gone := self._dropped_buckets():
                 raise WALError(
                     f"the log in {self._log.folder} failed ({self._log.failed}) and cannot start "
-                    f"over: buckets {gone} were dropped without close(), and it may be "
-                    "the only place of their last records. Open them again"
+                    f"over: buckets {gone} were dropped without close(), and it may hold "
+                    "the only copy of their last records. Open them again"
                 )
             is_over = isinstance(self._log, ObjectLog) and self._log.lost
             if self._kept_from != _NOTHING_KEPT and not is_over:
                 raise WALError(
                     f"the log in {self._log.folder} failed ({self._log.failed}) and cannot start "
-                    "over: a bucket was closed without a flush, and the log is the only place of "
-                    "its last records. Open the topic again"
+                    "over: a bucket was closed without a flush, and the log holds the only copy "
+                    "of its last records. Open the topic again"
                 )
             # The only bucket of a log skips frames that were written and never acknowledged. With
             # several buckets a crash now must find such a put in all of them, or in none. A log
@@ -697,7 +698,7 @@ class GroupCommit:
             self._log.reset()
             with self._log_lock:
                 self._schema = None
-                # Not the log's last sequence: the next group may be under way already.
+                # Not the log's last sequence: the next group may already be under way.
                 self._acknowledged = max(self._acknowledged, last)
             for bucket in buckets:
                 bucket.report_log(0)

@@ -2,9 +2,9 @@
 
 Everything here blocks and runs in the pool, without an event loop, so that an owner answers while
 its program is busy. A note is handled by the owner of the bucket. If that owner dies or closes, the
-next one finds the note; the number of the write in the table tells it what was adopted already.
+next one finds the note; the number of the write in the table shows what was already adopted.
 
-Where notes and answers lie, and who may decide, is :class:`Notes`, of which folders and object
+Where notes and answers are stored, and who may decide, is up to :class:`Notes`: folders and object
 stores have a form each.
 """
 
@@ -59,10 +59,10 @@ class Notes(Protocol):
         """Return the answer that stands for a note, None if this owner has to answer it."""
 
     def write_answer(self, name: str, answer: Answer) -> None:
-        """Answer a note; that files were adopted is durable when this returns."""
+        """Answer a note; an answer that files were adopted is durable when this returns."""
 
     def confirm_decision(self) -> None:
-        """Make decisions durable that the process that hands over has perhaps not made so yet."""
+        """Make decisions durable if the process that hands over may not have done so yet."""
 
     def remove(self, name: str) -> None:
         """Remove a note, then its answer."""
@@ -108,7 +108,7 @@ class Inbox:
             raise StorageError(
                 f"{self._notes.place} cannot be opened for writing: it must first store the rows "
                 f"that were handed over with {note}, and that failed: {self._blocked.cause}. "
-                "Remove the cause and open it again; to give up these rows instead, delete the note"
+                "Fix the cause and open it again; to give up these rows instead, delete the note"
             )
 
     def start(self) -> None:
@@ -305,7 +305,7 @@ def adopt(bucket: Bucket, note: Note) -> int:
 
 
 def _answered(serve: Callable[[], Answer]) -> Answer:
-    """Return the answer, also if it is an error."""
+    """Return the answer, even if it is an error."""
     try:
         return serve()
     except BucketClosed:

@@ -172,7 +172,7 @@ def decide(topic: Path, name: str, fs: FileSystem) -> None:
 
 
 def forget(topic: Path, name: str, fs: FileSystem) -> None:
-    """Remove what the topic knows of a hand-over of which no bucket has a note."""
+    """Remove the files of a hand-over that no bucket has a note of."""
     for suffix in (_DECIDED, _SENT, _LOCK):
         fs.remove(_path(topic, name, suffix))
 
@@ -213,7 +213,7 @@ def is_decided(topic: Path, name: str) -> bool:
 
 
 def sync_decision(topic: Path, fs: FileSystem) -> None:
-    """Make decisions durable that the process that hands over has perhaps not synced yet."""
+    """Make decisions durable if the process that hands over may not have synced them yet."""
     with os_errors_as("sync", topic / FOLDER):
         fs.sync_folder(topic / FOLDER)
         fs.sync_folder(topic)
@@ -260,7 +260,7 @@ def read_note(bucket: Path, name: str, fs: FileSystem) -> Note | None:
 
 
 def write_answer(bucket: Path, name: str, answer: Answer, fs: FileSystem) -> None:
-    """Answer a note; that files were adopted is durable when this returns."""
+    """Answer a note; an answer that files were adopted is durable when this returns."""
     path = _path(bucket, name, _ANSWER)
     with os_errors_as("write", path):
         write = fs.write_file if answer.state == DONE else fs.write_note
@@ -278,7 +278,7 @@ def has_any(topic: Path) -> bool:
 
 
 def clear_finished(topic: Path, fs: FileSystem) -> None:
-    """Remove what hand-overs of dead processes left that no bucket has a note of."""
+    """Remove the files of dead processes' hand-overs that no bucket has a note of."""
     folder = topic / FOLDER
     entries = _entries(folder, fs)
     suffixes = _DECIDED, _SENT, _LOCK

@@ -1,7 +1,7 @@
 """Wakes the owners of buckets when something is handed over to their topic.
 
-inotify wakes them at once, where it is available and the other process is on this machine. In any
-case they poll, because notes may come from other machines.
+inotify wakes them immediately, where it is available and the other process is on this machine. In
+any case they poll, because notes may come from other machines.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _TopicWatch:
 
 
 class _Topics:
-    """All topics of which this process owns buckets."""
+    """All topics that this process owns buckets of."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()

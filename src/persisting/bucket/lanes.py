@@ -1,8 +1,8 @@
 """Groups of puts under way to an object store, where a write takes as long as a request.
 
-Several groups may be under way at once, each in a lane of its own. They get their sequences,
-offsets and slots in order, and are settled in order: acknowledged, or failed if one before them
-failed.
+Several groups may be under way at the same time, each in a lane of its own. They get their
+sequences, offsets and slots in order, and are settled in order: acknowledged, or failed if one
+before them failed.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Lanes:
         self._returning = 0
         """Puts that were acknowledged, and whose callers may be about to put again."""
         self._outstanding = 0
-        """How many puts wait or are under way at most; it forgets peaks by and by."""
+        """How many puts wait or are under way at most; peaks are forgotten gradually."""
         self._rows: dict[LoggedBucket, int] = {}
         """Rows of each bucket that are under way; under the lock of the schema state."""
 
@@ -126,7 +126,7 @@ class Lanes:
         return -(-self._outstanding // _COHORTS)
 
     def queue_has_grown(self, puts: int, nbytes: int) -> None:
-        """Wake the thread in :meth:`wait_for_one` if so many puts need not wait any longer."""
+        """Wake the thread in :meth:`wait_for_one` if this many puts need not wait any longer."""
         if self._is_wanted and (_fill_a_lane(puts, nbytes) or puts >= self._last_puts):
             with self._changed:
                 self._changed.notify_all()
@@ -141,7 +141,7 @@ class Lanes:
             self._returning = 0
 
     def wait_for_one(self, queued: Callable[[], tuple[int, int]]) -> None:
-        """Return when a group may be begun: none is under way, or this one is worth a request.
+        """Wait until a group may be begun: none is under way, or this one is worth a request.
 
         ``queued`` returns how many puts wait, and their bytes.
         """
@@ -171,7 +171,7 @@ class Lanes:
             self._returning = 0
 
     def add(self, lane: Lane, queued: int) -> None:
-        """Take a group as the last one; ``queued`` puts wait behind it. It need not have a slot
+        """Take a group as the last one; ``queued`` puts wait after it. It need not have a slot
         yet: if another group fails meanwhile, this one fails with it."""
         with self._changed:
             self._lanes.append(lane)
@@ -231,7 +231,7 @@ class Lanes:
                 follower.set_result(None)
 
     def wait_settled(self) -> None:
-        """Return when all groups that are under way now are acknowledged or have failed."""
+        """Wait until all groups that are under way now are acknowledged or have failed."""
         with self._changed:
             last = self._lanes[-1] if self._lanes else None
             while last is not None and not last.is_settled:
@@ -270,5 +270,5 @@ class Lanes:
 
 
 def _fill_a_lane(puts: int, nbytes: int) -> bool:
-    """Whether so many queued puts become an object of their own."""
+    """Whether this many queued puts become an object of their own."""
     return puts >= _LANE_PUTS or nbytes >= _LANE_BYTES

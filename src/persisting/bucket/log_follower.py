@@ -193,7 +193,7 @@ class LogFollower:
         self._sequence = 0
         """The last frame that was read."""
         self.gaps = 0
-        """How often segments were released before they were read."""
+        """How many times segments were released before they were read."""
         self._places: defaultdict[int, array[int]] = defaultdict(lambda: array("Q"))
         self._sequences: defaultdict[int, array[int]] = defaultdict(lambda: array("Q"))
         """By bucket, the frames with records of it: where they are, and their sequences."""
@@ -215,7 +215,7 @@ class LogFollower:
             self._waiters[bucket].add(waiters)
 
     def watch(self) -> None:
-        """Follow the log while somebody waits."""
+        """Follow the log while a caller waits."""
         path_watch().add(self.folder / POSITIONS_FILE, CHANGED | CLOSED, self)
 
     @property
@@ -360,8 +360,8 @@ class LogFollower:
         if header.version > FORMAT_VERSION:
             self._close(fd)
             raise WALError(
-                f"log segment {path} has format {header.version}, this version reads up to "
-                f"{FORMAT_VERSION}; upgrade persisting"
+                f"log segment {path} has format {header.version}, but this version reads "
+                f"up to {FORMAT_VERSION}; upgrade persisting"
             )
         return _Segment(self._current.number + 1 if self._current else 0, name, path, fd)
 
@@ -468,7 +468,7 @@ class LogFollower:
     # Durability
 
     def sync_through(self, sequence: int) -> None:
-        """Return when power loss cannot take the frames up to ``sequence``.
+        """Wait until power loss cannot take the frames up to ``sequence``.
 
         The owner may sync only at intervals. A sync from this process does the same work.
         """

@@ -241,7 +241,7 @@ class LogIndex:
     def check(self, bucket: int, after: int) -> None:
         """Raise if the log may have lost records of a bucket above sequence ``after``."""
         if self._problem is not None:
-            # Damaged records that the table holds are no loss.
+            # Damaged records that the table holds are not lost.
             if self._last_damaged is None or self._last_damaged > after:
                 raise self._problem
         if self._start is not None and self._start.buckets.get(bucket, 0) > after:
@@ -251,7 +251,7 @@ class LogIndex:
             )
 
     def blocks(self, bucket: int, after: int) -> Iterator[PlainRows | StoredSection]:
-        """Yield the rows of a bucket above sequence ``after``, many plain rows at once."""
+        """Yield the rows of a bucket above sequence ``after``, many plain rows at a time."""
         table = np.frombuffer(self._sections.get(bucket, b""), _SECTION)
         table = table[np.searchsorted(table["sequence"], np.uint64(after), "right") :]
         if not len(table):

@@ -72,7 +72,7 @@ class OwnerLogReport(msgspec.Struct):
 
     folder: Path
     state: str
-    """As :class:`~persisting.wal.inspection.LogReport`, or ``missing``."""
+    """A state of :class:`~persisting.wal.inspection.LogReport`, or ``missing``."""
     owner: dict[str, Any] | None = None
     """The note of the process that has it open, or had it open last."""
     owned: bool = False
@@ -89,7 +89,7 @@ class OwnerLogReport(msgspec.Struct):
     cut: tuple[str, int] | None = None
     """The segment and the byte where the damage begins; None if no cut repairs it."""
     intact_from: str | None = None
-    """The segment after the damage with which no bucket loses anything, if there is one."""
+    """The segment after the damage from which on no bucket loses anything, if there is one."""
 
     @property
     def size(self) -> int:
@@ -336,7 +336,7 @@ class _Reading:
         if self.problem is not None and self.damage is None:
             return str(self.problem), ""
         if self.problem is not None and self.damage is not None:
-            # Damaged records that the tables hold are no loss.
+            # Damaged records that the tables hold are not lost.
             lacking = [b for b in noting if b.table_sequence < self.damage.last_sequence]
             if lacking:
                 for bucket in lacking:
@@ -441,7 +441,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def numbered(buckets: Mapping[int, Any] | list[int]) -> str:
-    """Return the numbers of buckets for people."""
+    """Return the numbers of buckets as readable text."""
     numbers = ", ".join(map(str, buckets))
     return f"bucket {numbers}" if len(buckets) == 1 else f"buckets {numbers}"
 

@@ -83,7 +83,7 @@ def decode(data: bytes, path: Path) -> LogNote:
             "Restore it from a copy"
         ) from exc
     if not is_log_name(note.log):
-        raise WALError(f"{path} names {note.log!r}, which is no log of a topic; restore it")
+        raise WALError(f"{path} names {note.log!r}, which is not a log of a topic; restore it")
     return LogNote(logs_folder(path.parent) / note.log, note.bucket)
 
 

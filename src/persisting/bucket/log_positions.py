@@ -50,7 +50,7 @@ class PositionsFile:
             self._acknowledged = max(self._acknowledged, acknowledged)
             self._synced = max(self._synced, synced)
             data = POSITIONS.pack(self._acknowledged, self._synced)
-            if self._fd < 0:  # the number may be another file's by now
+            if self._fd < 0:  # the number may now be another file's
                 return
             try:
                 os.pwrite(self._fd, data, 0)

@@ -36,7 +36,7 @@ class Section(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     bucket: _Natural
     epoch: _Count
-    """How often the bucket had been restored to an older version."""
+    """How many times the bucket had been restored to an older version."""
     offset: _Natural
     """The offset of the first row in its bucket."""
     rows: _Count
@@ -188,7 +188,7 @@ def read_columns(
     raw: bytes, width: int | None, sequence: int, place: Any
 ) -> Sequence[Sequence[Any]]:
     """Return the columns of rows, given as in a ``RECORDS`` frame, or with ``width`` as all values
-    of rows that have so many values each."""
+    of rows that have this many values each."""
     if width is None:
         return _columns_of(read_values(raw, sequence, place), sequence, place)
     try:
@@ -210,7 +210,7 @@ def _columns_of(
 def chunk_of_columns(
     encoder: RecordEncoder, columns: Sequence[Sequence[Any]], rows: int, sequence: int, place: Any
 ) -> Chunk:
-    """Return columns of values as a chunk of so many rows, at least one."""
+    """Return columns of values as a chunk of ``rows`` rows, at least one."""
     schema = encoder.schema
     try:
         if len(columns) != len(schema):

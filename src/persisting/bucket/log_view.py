@@ -7,8 +7,8 @@ table without a gap or a repetition: those at or below the table's sequence are 
 the next ones begin where the table ends. If they do not, the reader's table is older than what it
 has read of the log, and is refreshed.
 
-Loading a version of the table takes longer than records of the log should wait. While somebody
-follows the log, whose rows the reader holds already, a version is loaded in the background.
+Loading a version of the table takes longer than records of the log should wait. While a caller
+follows the log, whose rows the reader already holds, a version is loaded in the background.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ from persisting.table.table import Table
 _TABLE_SECONDS = 0.05
 _BUSY_TABLE_SECONDS = 0.5
 """Seconds between two checks of the table, unless the log or the folder of versions shows a change.
-A check may take longer than the log's news should wait, so it waits for a pause in them."""
+A check may take longer than new records of the log should wait, so it waits for a pause between
+them."""
 
 _FOLLOWED_SECONDS = 2.0
 """For how long after the last wait a reader counts as following the log."""
@@ -124,7 +125,7 @@ class LogView:
         return True
 
     def watch(self) -> None:
-        """Have the next change wake the readers that wait already."""
+        """Have the next change wake the readers that are already waiting."""
         self._watched_at = time.monotonic()
         watch = path_watch()
         watch.add(self._folder, ENTRIES, self)
@@ -161,7 +162,7 @@ class LogView:
                     raise
                 problem = exc  # a new owner has just removed the log
         raise WALError(
-            f"the table and the log of {self._folder} do not fit together ({problem}): a part of "
+            f"the table and the log of {self._folder} do not match ({problem}): a part of "
             "one of them is missing. Restore the missing files from a copy"
         ) from problem
 
@@ -227,7 +228,7 @@ class LogView:
 
     @property
     def _is_followed(self) -> bool:
-        """Whether somebody follows the log of a live owner: then all rows come from there."""
+        """Whether a caller follows the log of a live owner: then all rows come from there."""
         recently = time.monotonic() - self._watched_at < _FOLLOWED_SECONDS
         return recently and self._follower is not None
 
@@ -268,7 +269,7 @@ class LogView:
         """Bring the buffer to the table's version and the log up to ``through``."""
         table, buffer = self._table, self._buffer
         view, epoch, sequence = table.view, len(table.restores), table.sequence
-        # A version that could not be made durable is taken back: the log still holds its records.
+        # A version that could not be made durable is rolled back: the log still holds its records.
         continues = (
             epoch == buffer.epoch
             and sequence >= self._shown_sequence
@@ -309,7 +310,7 @@ class LogView:
                 buffer.replace(view, epoch)
                 buffer.producers = stored
                 buffer.delays = stored_delays
-            # They passed, or the log has them again: a table has those before its end only.
+            # They have passed, or the log has them again: a table has only those before its end.
             buffer.delays.add_all([*stored_delays.pending(0), *delays])
             for chunk, arrival in chunks:
                 buffer.accept([chunk], arrival)
@@ -353,7 +354,7 @@ class LogView:
         for _ in range(_ATTEMPTS):
             if self._table.sync_followed():
                 break
-            self._load_failed = True  # its owner has just taken it back, or cleaned it up
+            self._load_failed = True  # its owner has just rolled it back, or cleaned it up
             self.refresh()
         else:
             raise StorageError(f"{self._folder} changes too often to be synced; try again")

@@ -63,8 +63,8 @@ class MaintainedBucket(Protocol):
 class Maintenance:
     """Maintains the table of one bucket that is open for writing.
 
-    It does not keep the bucket alive, so that a dropped bucket is freed at once; but a change of
-    the table does, because the bucket's lock goes with it.
+    It does not keep the bucket alive, so that a dropped bucket is freed immediately; but a change
+    of the table does, because the bucket's lock goes with it.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Maintenance:
     # Automatic
 
     def start(self) -> None:
-        """Run at intervals, also when nothing is flushed; soon if an index is outdated."""
+        """Run at intervals, even when nothing is flushed; soon if an index is outdated."""
         self._run_after_pause()
         dataset = self._table.view.dataset
         if dataset is not None and indexes.outdated(dataset):
@@ -120,7 +120,7 @@ class Maintenance:
             self._run_after_pause()
 
     def schedule_if_needed(self) -> None:
-        """Schedule maintenance after a flush if there is work; never raise, the flush is done."""
+        """Schedule maintenance after a flush if there is work; never raise: the flush is done."""
         sizes = self._table.view.sizes
         if (
             (self._options.compaction and compaction.worthwhile(sizes, self._limit))
@@ -176,7 +176,7 @@ class Maintenance:
         bucket = self._bucket
         with self._writer.exclusive() as table:
             yield table.view
-        del bucket  # it had to live, and its lock with it, while the table was changed
+        del bucket  # the bucket and its lock had to live while the table was changed
 
     def _index(self) -> None:
         if not (self.index_specs or self._stale_indexes) or not self._table.view.rows:
@@ -188,7 +188,7 @@ class Maintenance:
             for column in requested.intersection(indexes.outdated(view.dataset)):
                 log.warning(
                     "rebuilding the text index of field %r in %s: it was built by an older "
-                    "version, which split text into other words",
+                    "version, which tokenized text differently",
                     column,
                     self._options.storage_path,
                 )
@@ -206,7 +206,7 @@ class Maintenance:
         for spec in self.index_specs:
             if spec not in usable:
                 log.warning(
-                    "dropping the %s index of field %r in %s: the field is %s by now",
+                    "dropping the %s index of field %r in %s: the field is now %s",
                     spec.family,
                     spec.column,
                     self._options.storage_path,

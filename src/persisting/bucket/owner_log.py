@@ -81,7 +81,7 @@ class OwnerLog:
         bucket.attach(self.group_commit, lambda: self._forget(number, folder))
 
     def _forget(self, bucket: int, folder: Path) -> None:
-        """Detach a bucket that has no records here which its table lacks.
+        """Detach a bucket whose table has all its records that are here.
 
         If its note cannot be removed, the log stays until a later owner of the bucket has read it.
         """

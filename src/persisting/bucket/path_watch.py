@@ -1,7 +1,7 @@
 """Calls back when files or folders change: inotify, or polling with a bounded back-off.
 
 One thread serves the whole process. It starts with the first watch. A watch ends by itself when an
-event finds that nobody waits for it any more, so a busy log costs nothing while nobody waits.
+event finds no waiting listener, so a busy log costs nothing while nobody waits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Listener(Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anybody waits for changes; otherwise the watch ends."""
+        """Whether a caller waits for changes; otherwise the watch ends."""
 
     def on_change(self, *, gone: bool) -> bool:
         """Look for changes and return whether there were any.
@@ -48,7 +48,7 @@ class Listener(Protocol):
 
 
 class PathWatch:
-    """Watches paths while somebody waits for them."""
+    """Watches paths while a listener waits."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -66,7 +66,7 @@ class PathWatch:
     def add(self, path: Path, events: int, listener: Listener) -> None:
         """Call the listener when the path changes, while it waits.
 
-        The listener must be waiting already, and look for changes after this call. A path that
+        The listener must already be waiting, and look for changes after this call. A path that
         does not exist is not watched. Without inotify only the files that :data:`CHANGED` was asked
         for are polled.
         """

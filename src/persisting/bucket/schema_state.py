@@ -34,7 +34,7 @@ class SchemaState:
         self.encoder = self.acknowledged = RecordEncoder(EMPTY, rules, defined=False)
         self._large_int_fields: set[str] = set()
         self.vector_fields: set[str] = set()
-        """Fields of which it is known that they hold enough vectors to keep them searchable."""
+        """Fields that are known to hold enough vectors to keep them searchable."""
 
     # Opening
 
@@ -92,7 +92,7 @@ class SchemaState:
         return prepared.encoder is not prepared.base or not prepared.large <= self._large_int_fields
 
     def propose(self, prepared: Prepared) -> bool:
-        """Propose a changed schema to the topic; False if the topic's schema has more by now.
+        """Propose a changed schema to the topic; False if the topic's schema now has more.
 
         Blocking.
         """

@@ -1,10 +1,10 @@
 """The log of a bucket's owner in an object store, as its readers follow it.
 
 The name of the next object is known, so a poll is one request for it, which returns the object or
-"not found". Nothing is listed after the start. While somebody waits for records, the log is polled
+"not found". Nothing is listed after the start. While a caller waits for records, the log is polled
 continuously, and readers never wait for a request themselves: they are woken when an object has
 arrived. After an object was found, the next ones are requested together, because an owner may store
-several at once. They are returned in order: an object behind a free slot does not count.
+several at a time. They are returned in order: an object after a free slot does not count.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SlotLog:
         self.name, self._store = name, store
         self._starting = threading.Lock()
         self._guard = threading.Condition()
-        """For all that follows; never held during a request."""
+        """Guards everything below; never held during a request."""
         self._indexes: deque[LogIndex] = deque()
         self._next = 0
         self._started = self._ended = self._dropped = False
@@ -120,7 +120,8 @@ class SlotLog:
         self.through = 0
         """The last sequence that was read."""
         self.gaps = 0
-        """How often objects were deleted before they were read: the tables have their records."""
+        """How many times objects were deleted before they were read: the tables have their
+        records."""
 
     # Readers
 
@@ -185,7 +186,7 @@ class SlotLog:
         self._expired_at = time.monotonic()
 
     def follow(self, seconds: float = FOLLOW_SECONDS) -> None:
-        """Keep polling for a while, in the background: somebody waits for records, or reads
+        """Keep polling for a while, in the background: a caller waits for records, or reads
         repeatedly."""
         with self._guard:
             self._followed_until = max(self._followed_until, time.monotonic() + seconds)
@@ -193,7 +194,7 @@ class SlotLog:
                 self._go_on()
 
     def start(self) -> bool:
-        """Read all objects that exist, unless that was done; return whether it was not.
+        """Read all objects that exist, unless that was done before; return whether it was done now.
         Blocking."""
         with self._starting:
             if self._started:
@@ -233,7 +234,7 @@ class SlotLog:
             self._ask()
 
     def _ask(self) -> None:
-        """Request the next object, and those behind it that may exist."""
+        """Request the next object, and those after it that may exist."""
         if self._ended:
             return
         at_once = min(max(1, self._in_a_row), _MOST_AHEAD)
@@ -370,7 +371,7 @@ class SlotLog:
     # What was deleted before it was read
 
     def _ask_lease(self) -> None:
-        """Check whether the owner has deleted objects that nobody here has read."""
+        """Check whether the owner has deleted objects that this process has not read."""
         if self._asking_lease or time.monotonic() - self._lease_at < _LEASE_SECONDS:
             return
         self._asking_lease = True
@@ -412,7 +413,8 @@ class SlotLog:
     # Starting
 
     def _start(self) -> None:
-        """Read all objects that are there, many at once."""
+        """Read all objects that are there, many in parallel."""
+        began = time.monotonic()
         released = self._released()
         after = slot_key(self.name, released) if released > NOTHING_RELEASED else None
         used = {slot_of(key) for key in self._store.list(slots_prefix(self.name), after=after)}
@@ -431,12 +433,14 @@ class SlotLog:
             self._dropped = self._ended = False
             self._next, self._in_a_row = first, 0
             self._problem = None
+            self.through = 0  # polls may have read on meanwhile, and are repeated
             for found in answers:
                 if found is None or not self._add(found):
                     break
             self._started = True
-            self._lease_at = self._looked_at = self._look_began = time.monotonic()
-            if self.is_followed and not self._scheduled:
+            self._lease_at = time.monotonic()
+            self._looked_at = self._look_began = began
+            if self._callers or (self.is_followed and not self._scheduled):
                 self._ask()
             self._guard.notify_all()
 

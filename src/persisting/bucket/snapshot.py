@@ -1,4 +1,4 @@
-"""One consistent view of a bucket: a version of the table and the chunks behind it."""
+"""One consistent view of a bucket: a version of the table and the chunks after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from persisting.table.view import Size, TableView
 
 _PAGE_BYTES = 4 * 1024 * 1024
 _SEARCHED_ROWS = 65_536
-"""A search for a time reads this many rows at once instead of halving the range further."""
+"""A search for a time reads this many rows at a time instead of halving the range further."""
 """A page of a stream ends once its rows take this many bytes of Arrow data."""
 
 
@@ -180,7 +180,7 @@ class Snapshot:
         return list(accumulate((count for _, count in self._chunks), initial=self.persisted))[:-1]
 
     def buffered_arrivals(self) -> np.ndarray:
-        """Return when each buffered row was accepted, in µs of Unix time."""
+        """Return the time at which each buffered row was accepted, in µs of Unix time."""
         times = [chunk.arrivals(count) for chunk, count in self._chunks]
         return np.concatenate(times) if times else np.zeros(0, "int64")
 
@@ -218,7 +218,7 @@ class Snapshot:
         return low
 
     def arrival_of(self, offset: int) -> int:
-        """Return when a record arrived, in µs of Unix time; 0 if it is not there."""
+        """Return the time at which a record arrived, in µs of Unix time; 0 if it is not there."""
         if self.start <= offset < self.persisted:
             return self.view.arrival(offset)
         first = self.persisted

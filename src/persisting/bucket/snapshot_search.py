@@ -259,7 +259,7 @@ class SnapshotSearch:
         except InvalidArgument:
             if self._snapshot.view.schema.equals(self.known):
                 raise
-        # The table lacks a field that the topic has by now, or has it with a narrower type.
+        # The table lacks a field that the topic now has, or has it with a narrower type.
         return [hit for view in self._filled_views() for hit in find(view)]
 
     def _division_changes(self, where: str) -> bool:

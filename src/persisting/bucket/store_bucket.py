@@ -109,8 +109,8 @@ class StoreBucket(Bucket):
         return self._notes
 
     def remove_files(self, names: Collection[str], *, never_named: bool = False) -> None:
-        """Remove objects that no version names. To read all versions takes many requests, so those
-        that a commit may have named are left: cleaning removes them after 7 days."""
+        """Remove objects that no version names. Reading all versions takes many requests, so
+        objects that a commit may have named are left: cleaning removes them after 7 days."""
         if names and never_named:
             with self.exclusive_table() as table:
                 if set(names).isdisjoint(files.data_paths(table.view.fragments)):
@@ -172,7 +172,7 @@ class StoreBucket(Bucket):
                 if self.table.committer.is_uncertain:
                     # Puts that continue would get offsets of a version that may be outdated.
                     self._lost = OwnershipLost(
-                        f"nobody knows whether a change of {self.options.storage_path} was stored "
+                        f"it is unknown whether a change of {self.options.storage_path} was stored "
                         f"({exc})",
                         hint="open the topic again",
                     )
@@ -183,10 +183,10 @@ class StoreBucket(Bucket):
         return super()._commit_buffer(at_least) or landed
 
     def _drop_landed(self) -> bool:
-        """Drop from the buffer what the table holds already; return whether that was anything.
+        """Drop from the buffer what the table already holds; return whether there was anything.
 
-        The flush that wrote it has failed: its outcome was unknown, and so it could not drop the
-        records itself.
+        The flush that wrote it failed: its outcome was unknown, so it could not drop the records
+        itself.
         """
         with self.table_writer.lock:
             self.table.committer.complete_undo()

@@ -5,7 +5,7 @@ and whether the owner is alive makes no difference. The readers of a topic share
 of a log (:mod:`persisting.bucket.slot_log`).
 
 Whether the bucket has another log, or the table a newer version, is checked in parallel. Records of
-the log never wait for a check while somebody follows it.
+the log never wait for a check while a caller follows it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHECK_SECONDS = 1.0
 
 _LIST_SECONDS = 30.0
 """How often it lists the versions of the table. Otherwise it requests the next one by its name,
-which costs less, and does not find a later one if the next was removed already."""
+which costs less, and does not find a later one if the next was already removed."""
 
 _AGAIN_SECONDS = 1.0
 """A reader that reads again within this time follows the log, even if it does not wait."""
@@ -101,19 +101,20 @@ class StoreLogView(LogView):
         self._waiters.wake()
 
     def watch(self) -> None:
-        """Follow the log for a while: an object store tells nobody about changes."""
+        """Follow the log for a while: an object store does not report changes."""
         self._watched_at = time.monotonic()
         if self._slots is not None:
             self._slots.follow()
 
     @property
     def _is_followed(self) -> bool:
-        """Whether what is new wakes those who wait, so that nobody waits for requests here."""
+        """Whether new records wake the waiting readers, so that no reader here waits for
+        requests."""
         return self._is_watched if self._slots is None else self._slots.is_followed
 
     @property
     def _is_watched(self) -> bool:
-        """Whether somebody waits for records. A reader that reads repeatedly without waiting sees
+        """Whether a caller waits for records. A reader that reads repeatedly without waiting sees
         what was acknowledged shortly before, even when polls have become rare."""
         return time.monotonic() - self._watched_at < FOLLOW_SECONDS
 
@@ -133,7 +134,7 @@ class StoreLogView(LogView):
         """Show everything that is acknowledged; for up to a second after a change of the owner,
         what was acknowledged before it.
 
-        Blocking, unless somebody waits for records, or the last poll is recent: then it shows what
+        Blocking, unless a caller waits for records, or the last poll is recent: then it shows what
         has arrived.
         """
         problem: Exception | None = None
@@ -151,7 +152,7 @@ class StoreLogView(LogView):
             except OutOfStep as exc:
                 problem = exc
         raise WALError(
-            f"the table and the log of {self._owner.place} do not fit together ({problem}): a part "
+            f"the table and the log of {self._owner.place} do not match ({problem}): a part "
             "of one of them is missing. Restore the missing objects from a copy"
         ) from problem
 
@@ -217,7 +218,7 @@ class StoreLogView(LogView):
 
     @property
     def _events(self) -> tuple[int, bool]:
-        """What has happened in the log that needs a check at once."""
+        """What has happened in the log that needs an immediate check."""
         slots = self._slots
         return (0, False) if slots is None else (slots.gaps, slots.has_ended)
 
@@ -270,7 +271,7 @@ class StoreLogView(LogView):
             self._waiters.wake()
 
     def _taken_check(self, *, wait: bool) -> _Checked | None:
-        """Return the result of a check that nobody has shown; with ``wait``, when it is there."""
+        """Return the result of a check that was not shown yet; with ``wait``, wait for it."""
         with self._check_guard:
             check = self._check
             if check is None or not (wait or check.done()):
@@ -297,8 +298,8 @@ class StoreLogView(LogView):
     # Durability
 
     def sync_through(self, offset: int) -> int:
-        """Everything that a reader sees is durable. Whoever asks for more than that gets all that
-        is acknowledged now."""
+        """Everything that a reader sees is durable. A caller that asks for more gets everything
+        that is acknowledged now."""
         if offset > self._buffer.end:
             self.expire()
             self.refresh()

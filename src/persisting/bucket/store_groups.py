@@ -132,7 +132,7 @@ def journals_in(store: ObjectStore) -> set[str]:
 def holds(
     store: ObjectStore, bucket: int, restored: Sequence[int], *, consumers: bool, workers: bool
 ) -> list[Hold]:
-    """Return what the groups hold, as :func:`persisting.bucket.group_offsets.holds`."""
+    """Return what the groups hold, in the form of :func:`persisting.bucket.group_offsets.holds`."""
     if not consumers and not workers:
         return []
     return [

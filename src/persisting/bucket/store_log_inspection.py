@@ -40,7 +40,7 @@ def inspect_store_logs(
     store: ObjectStore, num_buckets: int, sequence_of: SequenceOf
 ) -> list[OwnerLogReport]:
     """Inspect all logs with records, and those that are noted and missing; no journals of work
-    groups, which lie beside them.
+    groups, which are stored beside them.
 
     Owners may be writing: objects may disappear, whose records are in the tables.
     """
@@ -89,9 +89,9 @@ def _inspect(
 def _contents(
     store: ObjectStore, name: str, keys: list[str], lease: LeaseRecord
 ) -> dict[int, bytes | None]:
-    """Return the group commits behind the released ones; None for one that is missing.
+    """Return the group commits after the released ones; None for one that is missing.
 
-    What the owner is storing behind a free slot does not count.
+    What the owner is storing after a free slot does not count.
     """
     used = {slot_of(key) for key in keys}
     free = first_free(used, lease.released + 1)

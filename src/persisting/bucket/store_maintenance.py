@@ -100,7 +100,7 @@ class StoreMaintenance(Maintenance):
         due = self._cleaning_due
         removed = super()._clean()
         if due:
-            # A process that died before it called anybody may have left notes.
+            # A process that died before it notified an owner may have left notes.
             self._look_for_notes()
             self._cleaned_version = self._table.view.version
         return removed

@@ -14,10 +14,10 @@ The state is created before the notes, and deleted after all of them. So a note 
 left over. Ids begin with a number that is higher than those of all existing hand-overs, so that
 owners keep their order without comparing clocks.
 
-An answer carries the term of the owner. That files were adopted is accepted from a former owner
-too, since no commit passes the fence of the next owner. All other answers count only if their owner
-still owns the bucket afterwards. A later owner finds the note, because it looks for notes when it
-has taken over the bucket.
+An answer carries the term of the owner. An answer that files were adopted is accepted from a former
+owner too, since no commit passes the fence of the next owner. All other answers count only if their
+owner still owns the bucket afterwards. A later owner finds the note, because it looks for notes
+when it has taken over the bucket.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ def note_key(name: str, bucket: int) -> str:
 
 
 def new_name(store: ObjectStore) -> str:
-    """Return an id for a hand-over that sorts behind all existing ones."""
+    """Return an id for a hand-over that sorts after all existing ones."""
     numbers = [int(name.partition("-")[0]) for name in list_all(store)]
     return f"{max(numbers, default=0) + 1:020d}-{secrets.token_hex(8)}"
 
 
 def write_note(store: ObjectStore, name: str, bucket: int, note: Note) -> None:
     """Write a note; it is durable when this returns."""
-    with suppress(ObjectExists):  # nobody else writes it: an earlier attempt did
+    with suppress(ObjectExists):  # no other process writes it: an earlier attempt did
         store.create(note_key(name, bucket), msgspec.json.encode(note))
 
 
@@ -128,7 +128,7 @@ def remove_notes(store: ObjectStore, name: str, buckets: Iterable[int]) -> None:
 
 
 def forget(store: ObjectStore, name: str) -> None:
-    """Remove the state of a hand-over of which no note is left."""
+    """Remove the state of a hand-over that has no notes left."""
     store.delete([f"{FOLDER}/{name}/{_STATE}"])
 
 
@@ -204,7 +204,7 @@ class _Seen:
         return before != self.state
 
     def _make_void(self, register: Register[HandoverState]) -> None:
-        """Let nobody decide any more. If a heartbeat or a decision comes first, the next poll
+        """Prevent further decisions. If a heartbeat or a decision comes first, the next poll
         continues from there."""
         assert self.held is not None
         void = msgspec.structs.replace(self.held.content, state=VOID)
@@ -349,7 +349,7 @@ class StoreHandovers:
             return Status(alive=True, decided=False) if seen is None else seen.status
 
     def is_known(self, name: str) -> bool:
-        """Whether a hand-over has not been taken back, as far as this process knows."""
+        """Whether a hand-over has not been removed, as far as this process knows."""
         with self._guard:
             return name in self._seen
 
@@ -506,7 +506,7 @@ class StoreNotes:
 
 
 def _replaces(new: StoredAnswer, stored: StoredAnswer) -> bool:
-    """Whether an answer takes the place of another one. That files were adopted stays; else the
+    """Whether an answer replaces another one. A note that was adopted stays adopted. Otherwise the
     owner with the highest term is right."""
     if stored.answer.state == DONE or stored.term > new.term:
         return False

@@ -95,7 +95,7 @@ class StoreOwnerLog:
         """Whether an owner object may still name this log after its bucket was closed."""
         self._retired = False
         self._indexes: dict[SealedLog, LogIndex] = {}
-        """Of logs of former owners, the one that was used last at the end."""
+        """Of logs of former owners, the most recently used last."""
         self._readings: dict[SealedLog, Callable[[], list[bytes]]] = {}
         """How to wait for logs of former owners that are being read."""
         self._removing: list[Callable[[], None]] = []
@@ -116,7 +116,7 @@ class StoreOwnerLog:
     def own(self, bucket: int, on_free: Callable[[], None] = do_nothing) -> Ownership:
         """Take a bucket over for this process. Blocking.
 
-        ``on_free`` is called when nobody else owns it any more; see :class:`Ownership`.
+        ``on_free`` is called once no other process owns it; see :class:`Ownership`.
         """
         with self._guard:
             self._check_not_retired()
@@ -251,14 +251,20 @@ class StoreOwnerLog:
             self.group_commit.release()
         self._detached(bucket.number)
 
-    def retire(self) -> None:
-        """Close and remove the log once no bucket is attached to it."""
+    def retire(self, *, wait: bool = True) -> None:
+        """Close and remove the log once no bucket is attached to it. With ``wait`` the logs of
+        former owners are removed when this returns."""
         with self._guard:
             self._retired = True
+        if wait:
+            self.wait_for_removals()
+        self._close_if_unused()
+
+    def wait_for_removals(self) -> None:
+        """Wait until the logs of former owners that no bucket needs are removed."""
         if os.getpid() == self.process:  # a fork has none of the threads that remove them
             for wait in self._removing:
                 wait()
-        self._close_if_unused()
 
     def abandon(self) -> None:
         """Stop the heartbeats: others take over the buckets once the lease expires."""

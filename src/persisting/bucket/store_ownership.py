@@ -95,7 +95,7 @@ def look_at_an_owner(store: ObjectStore) -> None:
 
 
 def do_nothing(*_: object) -> None:
-    """Return at once, whatever is passed."""
+    """Return immediately, whatever is passed."""
 
 
 class Ownership:
@@ -117,7 +117,7 @@ class Ownership:
         sends a heartbeat. If the owner needs the bucket only briefly, this waits up to ``patience``
         seconds for it.
 
-        ``on_free`` is called when nobody else owns the bucket any more, and ``on_sealed`` when the
+        ``on_free`` is called once no other process owns the bucket, and ``on_sealed`` when the
         log of a former owner is final: what follows can begin while this takes the bucket over.
         They must be quick, and may be called more than once.
         """
@@ -185,7 +185,7 @@ class Ownership:
         self.left_log = None
 
     def note_deletion(self) -> None:
-        """Let nobody own the bucket from now on, unless there is a new topic."""
+        """Prevent others from owning the bucket from now on, unless there is a new topic."""
         self._swap(msgspec.structs.replace(self._held.content, deleted=True))
 
     def give_back(self) -> bool:

@@ -11,7 +11,7 @@ from persisting.store.register import Register
 
 
 class StoreSchema(SharedSchema):
-    """As :class:`SharedSchema`, without a lock."""
+    """Like :class:`SharedSchema`, but without a lock."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._register = Register(store, FILE, SchemaFile, FORMAT)

@@ -58,6 +58,6 @@ class TableWriter:
                 self._publish(0)
 
     def wait_idle(self) -> None:
-        """Return when no change is running."""
+        """Wait until no change is running."""
         with self.lock:
             pass

@@ -19,7 +19,7 @@ from persisting.records import Rules
 from persisting.table import indexes
 
 ENOUGH = 100
-"""So many vectors of one length are no accident."""
+"""This many vectors of one length are not an accident."""
 
 
 def check_vectors(bucket: Bucket, prepared: Prepared) -> None:

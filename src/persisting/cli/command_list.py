@@ -54,7 +54,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         ),
         "index": Entry(
             "index:index",
-            "Create, list and drop the indexes that make searches and look-ups fast.",
+            "Create, list and drop the indexes that make searches and lookups fast.",
         ),
     },
     "Write and export": {

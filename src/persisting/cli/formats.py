@@ -88,7 +88,7 @@ class _Reads:
 
 @contextmanager
 def decompressed(file: IO[bytes], compression: str | None) -> Iterator[Callable[[int], bytes]]:
-    """Yield the function that reads a file, at most so many bytes at a time."""
+    """Yield the function that reads a file, at most the given number of bytes at a time."""
     if compression is None:
         yield _Reads(file.fileno())
         return

@@ -54,7 +54,7 @@ def err() -> Console:
 
 
 def show(result: Any, as_json: bool, print_text: Callable[[], None]) -> None:
-    """Print a result as JSON, or as text for people."""
+    """Print a result as JSON, or as readable text."""
     if as_json:
         import msgspec
 
@@ -174,7 +174,7 @@ def printable(text: str) -> str:
 
 
 def seconds(count: float) -> str:
-    """Format a duration for people."""
+    """Format a duration as readable text."""
     if count < 1:
         return f"{count * 1000:.0f} ms"
     if count < 100:

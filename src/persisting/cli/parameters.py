@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class ParsedText(click.ParamType):
-    """A value that is parsed from text; a value that is no text was parsed before."""
+    """A value that is parsed from text; a value that is not text was parsed before."""
 
     def parse(self, text: str, fail: Callable[[str], NoReturn]) -> Any:
         """Return the value, or call ``fail`` with what is wrong."""

@@ -12,7 +12,7 @@ _LONG_TEXT = 200
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a record without the fields that have no value, also in nested records."""
+    """Return a record without the fields that have no value, including those of nested records."""
     if isinstance(value, dict):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
     if isinstance(value, list):

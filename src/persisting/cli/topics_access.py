@@ -119,10 +119,10 @@ class TopicPlace(NamedTuple):
     def exists(self) -> bool:
         """Whether the topic exists."""
         from persisting.topic import store_config
-        from persisting.topic.spec import FILE
+        from persisting.topic.spec import has_file
 
         if isinstance(self.place, Path):
-            return (self.place / FILE).exists()
+            return has_file(self.place)
         return store_config.load(self.place) is not None
 
 

@@ -166,7 +166,7 @@ class RemoteBucketClient:
             await self._puts.start([(self._bucket, rows)])
 
     async def drain(self) -> None:
-        """Return when the puts to the bucket that are under way have ended."""
+        """Wait until the puts to the bucket that are under way have ended."""
         await self._puts.drain(self._bucket)
 
     async def close(self) -> None:
@@ -235,7 +235,7 @@ class RemoteBucketClient:
                 return pages, True
 
     async def call(self, call: TableCall[T]) -> T:
-        """Run a call on the bucket's table; it may take long."""
+        """Run a call on the bucket's table; it may be slow."""
         await self.drain()
         patience = Patience()
         while True:
@@ -289,7 +289,7 @@ class RemoteBucketClient:
             except LOST as exc:
                 await self._locator.lost(exc, patience)
 
-    async def wait(self, offset: int, epoch: int = 0) -> None:
+    async def wait(self, offset: int, epoch: int | None = None) -> None:
         # 0 means the earliest record left. If all were dropped, the next one will be at the start.
         await self._watcher.wait(offset or self._start, epoch)
 

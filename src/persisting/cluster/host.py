@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("persisting")
 
 ANSWER_SECONDS = 5.0
-"""How long a client waits for a bucket in an object store that is being opened until it hears why
-it takes so long; less than it waits for an answer."""
+"""How long a client waits until a bucket in an object store is open, before it is told why that
+takes so long; less than it waits for an answer."""
 
 REBALANCE_SECONDS = 2.0
 """How often a host checks whether its buckets belong on other nodes."""
@@ -180,7 +180,7 @@ class Host:
                 raise StoreUnavailable(overdue)
             known = self.topics[place].handle.config
             if known == msgspec.convert(config, TopicConfig):
-                return {"node": self.node}  # many clients ask at once after a take-over
+                return {"node": self.node}  # many clients ask at the same time after a take-over
         else:
             # Without the lock: other buckets do not wait for a store that does not answer.
             await self.stores.check_free(place, bucket)
@@ -190,7 +190,7 @@ class Host:
         self, place: str, storage_path: str | None, config: dict[str, Any], bucket: int
     ) -> dict[str, str]:
         """Open a bucket in an object store; raise :class:`StoreUnavailable` with the cause if that
-        takes long, and keep trying. The next call for the bucket joins."""
+        takes too long, and keep trying. The next call for the bucket joins."""
         known = bucket_key(place, bucket), msgspec.msgpack.encode(config)
         opening = self._openings.get(known)
         if opening is None:
@@ -208,7 +208,7 @@ class Host:
             trouble = (store.trouble if store is not None else "") or self.stores.trouble(place)
             raise StoreUnavailable(
                 f"bucket {bucket} of {place} is being opened"
-                + (f", and the store does not let it: {trouble}" if trouble else "")
+                + (f", but the store prevents it: {trouble}" if trouble else "")
             )
         return opening.result()
 

@@ -162,7 +162,7 @@ class OwnerLocator(ABC):
         return self._owner
 
     def _end_search(self, failure: Exception | None = None, until: float = 0.0) -> None:
-        """Wake the calls that wait; a failure is that of those that began before ``until``."""
+        """Wake the calls that wait; those that began before ``until`` get ``failure``."""
         self._is_searching = False
         waiting, self._waiting = self._waiting, []
         for call in waiting:

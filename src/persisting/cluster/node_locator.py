@@ -25,7 +25,8 @@ OPEN_SECONDS = 8.0
 
 
 STORE_PAUSE_SECONDS = 0.3
-"""The same pause for a bucket in an object store: it is taken over after seconds, not at once."""
+"""The same pause for a bucket in an object store: it is taken over after seconds, not
+immediately."""
 
 
 class NodeLocator(OwnerLocator):

@@ -51,8 +51,8 @@ class NumberedPuts:
         sequence: ProducerSequence,
         is_queued: Callable[[ProducerSequence], Awaitable[bool]],
     ) -> None:
-        """Refuse this put, and earlier ones of its producer, from now on; return when no request
-        is carrying it out, and it is not queued for the log."""
+        """Refuse this put, and earlier ones of its producer, from now on; wait until no request is
+        carrying it out, and it is not queued for the log."""
         producer, number = sequence
         last = self._given_up.pop(producer, -1)
         self._given_up[producer] = max(last, number)

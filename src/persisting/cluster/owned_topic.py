@@ -1,4 +1,4 @@
-"""The buckets of one topic that a node owns, and puts to several of them at once."""
+"""The buckets of one topic that a node owns, and puts to several of them in one call."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ class OwnedTopic:
             except WALError:
                 if not any(service.lost for service in services.values() if service):
                     raise
-                # Nobody knows whether they are stored: the next owner does, and puts are numbered.
+                # Whether they are stored is unknown here: the next owner knows, and puts are
+                # numbered.
                 return list(services)
         return []

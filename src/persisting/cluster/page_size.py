@@ -20,9 +20,9 @@ _SHRINK = 8
 class RowSizeEstimate:
     """What a row of a bucket is expected to take, from the rows that were read before.
 
-    The estimate rises at once and falls slowly, and a bucket of which nothing is known begins
-    with a single row. So a read takes about ``PAGE_BYTES`` unless rows become larger within it,
-    which a table tells beforehand by the sizes of its fragments.
+    The estimate rises immediately and falls slowly, and a bucket about which nothing is known
+    begins with a single row. So a read takes about ``PAGE_BYTES`` unless rows become larger within
+    it, which a table tells beforehand by the sizes of its fragments.
     """
 
     def __init__(self) -> None:

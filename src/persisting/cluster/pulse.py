@@ -24,7 +24,7 @@ from persisting.cluster.wire import Reply, Request
 from persisting.errors import StorageError
 
 _SILENT_PINGS = 2
-"""A node that has not answered so many pings in a row is silent."""
+"""A node that has not answered this many pings in a row is silent."""
 
 
 _REMEMBERED_SECONDS = 60.0

@@ -1,9 +1,10 @@
 """Long payloads in Pulsing's messages, as text.
 
 Pulsing copies ``bytes`` into a message one element at a time, more than 10 ms for a megabyte, and
-holds the event loop meanwhile. It copies a JSON text at once, so long payloads are sent as base64
-in a JSON string. Nodes of older versions take bytes only. A request says in its type that its
-sender reads text, a reply in a field of its own: Pulsing does not transport the type of a reply.
+holds the event loop meanwhile. It copies a JSON text in one step, so long payloads are sent as
+base64 in a JSON string. Nodes of older versions take bytes only. A request says in its type that
+its sender reads text, a reply in a field of its own: Pulsing does not transport the type of a
+reply.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bringing the rows of a put to the owners of its buckets: one call per owner, stored once.
 
 Every call carries a producer sequence, which each bucket stores at most once. So rows are sent
-again, under the same sequence, until their owner has answered: also to another owner, and also if
+again, under the same sequence, until their owner has answered: even to another owner, and even if
 the buckets of one call have meanwhile moved to several owners.
 """
 
@@ -116,7 +116,7 @@ class PutDelivery:
         sequence: ProducerSequence,
         answered: Answered,
     ) -> bool:
-        """Send rows to one owner at once and without a task, if that is possible; ``answered``
+        """Send rows to one owner immediately and without a task, if that is possible; ``answered``
         then gets the outcome. If that is not :func:`is_stored`, continue with :meth:`to_owner`."""
         if len(rows) == 1:  # the put of a lone producer: as little as possible
             ((bucket, packed),) = rows.items()
@@ -147,7 +147,7 @@ class PutDelivery:
         sequence: ProducerSequence,
         patience: Patience,
     ) -> dict[int, Exception]:
-        """As :meth:`to_owner`, in one call per bucket."""
+        """Like :meth:`to_owner`, but in one call per bucket."""
         calls = [self.to_owner(node, {b: packed}, sequence, patience) for b, packed in rows.items()]
         lost: dict[int, Exception] = {}
         failed: dict[int, Exception] = {}

@@ -218,7 +218,8 @@ class PutPipeline:
         return put.acknowledged
 
     def start_row(self, bucket: int, record: dict[str, Any]) -> asyncio.Future[None] | None:
-        """As :meth:`start`, for a plain record of a bucket whose owner is known; None otherwise."""
+        """Like :meth:`start`, but only for a plain record of a bucket whose owner is known; None
+        otherwise."""
         size = _plain_size(record)
         if size is None:
             return None
@@ -250,7 +251,7 @@ class PutPipeline:
             raise failure
 
     async def drain(self, bucket: int) -> None:
-        """Return when the puts to a bucket that are under way now have ended."""
+        """Wait until the puts to a bucket that are under way now have ended."""
         last = self._started[bucket]
         while self._finished[bucket] < last:
             ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -290,7 +291,7 @@ class PutPipeline:
             queue.sender = asyncio.create_task(self._send_queue(queue))
 
     def _post(self, queue: _Queue) -> bool:
-        """Send a queue's next message at once, without a task, if that is possible."""
+        """Send a queue's next message immediately, without a task, if that is possible."""
         first = queue.jobs[0].put
         if queue.node is None or (isinstance(first, _WaitingPut) and first.packed is None):
             return False

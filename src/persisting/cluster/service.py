@@ -82,7 +82,7 @@ class BucketService:
         return self._closing.done()
 
     async def close(self) -> None:
-        """Answer nothing more; return when nothing uses the bucket."""
+        """Stop answering, and wait until nothing uses the bucket."""
         self._refuse_requests()
         await self._idle.wait()
 
@@ -166,7 +166,7 @@ class BucketService:
                 return await self._answer(request)
         except WALError as exc:
             if request.op in ("put", "put_parts") and self.lost:
-                # Nobody knows whether it is stored: the next owner does, and puts are numbered.
+                # Whether it is stored is unknown here: the next owner knows, and puts are numbered.
                 self._refuse_requests()
                 return wire.error_reply(self._no_longer_here(str(exc)))
             return wire.error_reply(exc)
@@ -222,8 +222,8 @@ class BucketService:
         """Store rows in several buckets of the topic.
 
         ``buckets`` has, for each, its number, the count of its pieces, and whether these are
-        Arrow. ``columns`` is the schema of records that are sent as columns, of which ``buckets``
-        has the counts. If buckets are not on this node, answer which; nothing is stored then.
+        Arrow. ``columns`` is the schema of records that are sent as columns; ``buckets`` has their
+        counts. If buckets are not on this node, answer which; nothing is stored then.
         """
         if self._put_parts is None:
             raise wire.unknown_request("put_parts")
@@ -282,7 +282,7 @@ class BucketService:
         return await self.work(group, op, args)
 
     async def _do_work_stream(self, group: str, op: str, args: dict[str, Any]) -> ReplyStream:
-        """As ``work``, for a call that may take long; ends when its caller leaves."""
+        """Like ``work``, but for a call that may be slow; ends when its caller leaves."""
         return self._stream("work", self._write_work(group, op, args))
 
     async def _write_work(
@@ -342,7 +342,7 @@ class BucketService:
     # Streams
 
     async def _do_table(self, op: str, args: dict[str, Any]) -> ReplyStream:
-        """Call the bucket as a table; a stream, since the call may take long."""
+        """Call the bucket as a table; a stream, since the call may be slow."""
         return self._stream("answer", self._write_answer(op, args))
 
     async def _do_stream(

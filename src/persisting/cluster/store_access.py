@@ -43,7 +43,7 @@ def topic_store(topic: StoreAddress, options: StorageOptions | None = None) -> O
 
 
 def quick_store(store: ObjectStore) -> ObjectStore:
-    """Return the same store with short timeouts, for reads whose answer somebody waits for."""
+    """Return the same store with short timeouts, for reads whose answer a caller waits for."""
     seconds = f"{QUICK_SECONDS:g}s"
     given = {"timeout": seconds, "connect_timeout": seconds, **store.options.for_lance}
     return open_store(store.address, StorageOptions(given), retry_seconds=QUICK_SECONDS)

@@ -17,7 +17,7 @@ HOST_ENDPOINT = "persisting/host"
 """The endpoint of a node that owns buckets."""
 
 ALIVE_ENDPOINT = "persisting/alive"
-"""The endpoint of such a node that answers at once, whatever the others do."""
+"""The endpoint of such a node that answers immediately, whatever the others do."""
 
 PING_SECONDS = 2.0
 """How long a ping may take."""

@@ -15,7 +15,7 @@ IDLE_SECONDS = 30.0
 
 
 class EndWatcher:
-    """Follows the end of a bucket while somebody waits; a stream per wait would pile up at the
+    """Follows the end of a bucket while a caller waits; a stream per wait would pile up at the
     owner."""
 
     def __init__(self, locator: OwnerLocator) -> None:
@@ -30,9 +30,10 @@ class EndWatcher:
     def is_watching(self) -> bool:
         return self._task is not None and not self._task.done()
 
-    async def wait(self, offset: int, epoch: int) -> None:
-        """Return when there are records beyond ``offset``, or the epoch is another."""
-        while self._end <= offset and self._epoch in (None, epoch):
+    async def wait(self, offset: int, epoch: int | None) -> None:
+        """Wait until there are records beyond ``offset``, or the epoch is not ``epoch``; None
+        stands for any epoch."""
+        while self._end <= offset and (epoch is None or self._epoch in (None, epoch)):
             if self._closed:
                 raise BucketClosed("the reader was closed")
             if not self.is_watching:

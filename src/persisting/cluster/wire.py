@@ -204,7 +204,7 @@ def _pack_pieces(rows: list[dict[str, Any]], step: int) -> list[bytes]:
 
 
 def unpack_parts(parts: list[bytes], arrow: bool) -> list[dict[str, Any]] | pa.Table:
-    """Return rows that somebody sent; Arrow data that would crash a reader is refused."""
+    """Return received rows; Arrow data that would crash a reader is refused."""
     if arrow:
         table = pa.concat_tables([unpack_arrow(part) for part in parts])
         try:

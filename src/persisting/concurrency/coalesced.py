@@ -31,7 +31,7 @@ def weak_callback(owner: _T, method: Callable[[_T], Any]) -> Callable[[], Any]:
 
 
 class CoalescedTask:
-    """A task of which one run is active at a time.
+    """A task that has one active run at a time.
 
     :meth:`request` returns the future of a run that **begins after the call**, so that the run sees
     the caller's state. Callers that arrive during a run share the next one.
@@ -60,7 +60,7 @@ class CoalescedTask:
         return future
 
     def trigger(self) -> None:
-        """As :meth:`request`, without a future: ``run`` reports its own failures."""
+        """Like :meth:`request`, but without a future: ``run`` reports its own failures."""
         self._schedule([])
 
     def _schedule(self, waiting: list[Future[Any]]) -> None:
@@ -134,5 +134,5 @@ class CoalescedTask:
             if self._short and loop_bridge.has_backlog():
                 with self._lock:
                     self._running = False
-                self._submit()  # behind the jobs that wait
+                self._submit()  # after the jobs that wait
                 return

@@ -2,7 +2,7 @@
 
 A switch through a thread pool and ``call_soon_threadsafe`` costs as much as writing a record to the
 log. Here each direction is one write to a file descriptor that the other side waits on. The system
-call releases the GIL, so that the woken thread can run at once.
+call releases the GIL, so that the woken thread can run immediately.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ log = logging.getLogger("persisting")
 
 MAX_THREADS = 16
 MAX_REQUESTS = 64
-"""Threads that wait for an object store to store a log."""
+"""Threads that wait for an object store to store a log, and as many that begin such requests."""
+MAX_HEARTBEATS = 256
+"""Threads that wait for an object store to take a heartbeat."""
 
 
 class SupportsWaiting(Protocol):
@@ -141,17 +143,37 @@ class WorkerPool:
             log.exception("a background job of the log failed")
 
 
-_workers = WorkerPool()
-_requests = WorkerPool(MAX_REQUESTS, "persisting-request")
+def _new_pools() -> tuple[WorkerPool, WorkerPool, WorkerPool, WorkerPool]:
+    return (
+        WorkerPool(),
+        WorkerPool(MAX_REQUESTS, "persisting-request"),
+        WorkerPool(MAX_REQUESTS, "persisting-group"),
+        WorkerPool(MAX_HEARTBEATS, "persisting-beat"),
+    )
+
+
+# Apart from each other, so that no job waits for one that is queued behind it, or behind jobs of
+# another store that does not answer.
+_workers, _requests, _groups, _heartbeats = _new_pools()
 
 
 def submit_request(job: Callable[[], Any]) -> None:
-    """Run a job that waits for an object store to store a log, or that begins such jobs.
+    """Run a job that waits for an object store to store a log.
 
     It has threads of its own: those of the pool may all be busy with flushes and compactions, which
     would keep the log waiting.
     """
     _requests.submit(job)
+
+
+def submit_group(job: Callable[[], Any]) -> None:
+    """Run a job that begins such requests, and waits for them."""
+    _groups.submit(job)
+
+
+def submit_heartbeat(job: Callable[[], Any]) -> None:
+    """Run a job that sends a heartbeat to an object store, and repeats it if necessary."""
+    _heartbeats.submit(job)
 
 
 def submit(job: Callable[[], Any]) -> None:
@@ -181,7 +203,7 @@ class LoopMailbox:
         self._calls = weakref.ref(calls)
 
         def deliver() -> None:
-            with suppress(BlockingIOError):  # taken already, by a call that was interrupted
+            with suppress(BlockingIOError):  # already taken, by a call that was interrupted
                 event.wait()
             try:
                 while calls:
@@ -282,7 +304,7 @@ class ThreadWaiter:
         self._done.release()
 
     def result(self) -> None:
-        """Return when the put is acknowledged, or raise its error."""
+        """Wait until the put is acknowledged, or raise its error."""
         try:
             self._done.acquire()
         except BaseException:  # Ctrl-C: the put is under way, so wait for its outcome first
@@ -302,7 +324,7 @@ class _Threads:
             waiter.resolve(exc)
 
     def after_turn(self, call: Callable[[], Any]) -> bool:
-        """Nobody knows which threads are about to put."""
+        """It is unknown which threads are about to put."""
         return False
 
 
@@ -336,8 +358,8 @@ def mailbox() -> LoopMailbox:
 
 def _reset_after_fork() -> None:
     """A forked process has none of its parent's threads."""
-    global _workers, _requests
-    _workers, _requests = WorkerPool(), WorkerPool(MAX_REQUESTS, "persisting-request")
+    global _workers, _requests, _groups, _heartbeats
+    _workers, _requests, _groups, _heartbeats = _new_pools()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

@@ -37,11 +37,11 @@ def check_columns(columns: Any) -> tuple[str, ...] | None:
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Sequence):
-        raise InvalidArgument(f"columns must be a list of names, got {columns!r}")
+        raise InvalidArgument(f"columns must be a list of field names, got {columns!r}")
     names = tuple(columns)
     for name in names:
         if not isinstance(name, str):
-            raise InvalidArgument(f"columns must be a list of names, got {name!r} in it")
+            raise InvalidArgument(f"columns must be a list of field names, got {name!r} in it")
         if names.count(name) > 1:
             raise InvalidArgument(f"columns names {name!r} twice")
     if not names:

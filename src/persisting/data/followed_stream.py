@@ -88,7 +88,7 @@ class FollowedStream(OpensPerProcess):
             pause = min(_LONGEST_POLL_SECONDS, pause * 1.5)
 
     def _read(self, bucket: int) -> LiveRead:
-        """Read the next records of a bucket; raise if records were lost or taken back."""
+        """Read the next records of a bucket; raise if records were lost or removed by a restore."""
         offset = self._offsets[bucket]
         read: LiveRead = self._rows.get().read(bucket, offset, self._options.batch_size)
         epoch = self._epochs.setdefault(bucket, read.epoch)
@@ -96,14 +96,14 @@ class FollowedStream(OpensPerProcess):
             if self._rows.get().unchanged_until(bucket, epoch, read.epoch) < offset:
                 raise StorageError(
                     f"bucket {bucket} of {self._place} was restored to an older version since the "
-                    "stream has read it, or lost records that were not flushed; its offsets mean "
-                    "other records now. Start with a new stream"
+                    "stream read it, or lost records that were not flushed; its offsets now mean "
+                    "other records. Start with a new stream"
                 )
             self._epochs[bucket] = read.epoch
         if offset and read.start > offset:
             raise OffsetOutOfRange(
                 f"offsets {offset} to {read.start - 1} of bucket {bucket} of {self._place} were "
-                "removed by retention before the stream has read them"
+                "removed by retention before the stream read them"
             )
         if offset > read.end:
             raise StorageError(
@@ -121,8 +121,8 @@ class FollowedStream(OpensPerProcess):
         """
         if batches:
             raise InvalidArgument(
-                "state_dict(batches=…) needs a tag or a fixed version: nobody can say in advance "
-                "what follow=True will read"
+                "state_dict(batches=…) needs a tag or a fixed version: what follow=True will read "
+                "is not known in advance"
             )
         offsets = {b: self._offsets[b] for b in self._own(None) if b in self._offsets}
         return stream_state.encode(
@@ -160,7 +160,7 @@ class FollowedStream(OpensPerProcess):
                         "of one run"
                     )
             offsets |= {int(b): offset for b, offset in state.offsets.items()}
-            # At offset 0 nothing was read that a restore could have taken back.
+            # At offset 0 nothing was read that a restore could have removed.
             epochs |= {int(b): state.epochs.get(b, 0) for b, at in state.offsets.items() if at}
         self._offsets, self._epochs = offsets, epochs
 
@@ -173,8 +173,8 @@ class FollowedStream(OpensPerProcess):
             )
         if state.where != stream_state.condition_of(self._options.where):
             raise InvalidArgument(
-                f"the state was taken with where={state.where!r}, this stream has where="
-                f"{self._options.where!r}"
+                f"the state was taken with where={state.where!r}, but this stream has "
+                f"where={self._options.where!r}"
             )
         if not all(b.isdecimal() and offset >= 0 for b, offset in state.offsets.items()):
             raise InvalidArgument(f"the state has impossible offsets: {state.offsets}")

@@ -4,7 +4,7 @@ Lance starts threads, which a forked process does not have, and its locks may be
 the fork: calls in the child can crash or hang. So a process that was forked after Lance was loaded
 never calls it, and starts an interpreter of its own that reads for it. The two exchange messages
 over pipes: a header as msgpack, and rows as an Arrow stream. The helper ends when its pipe is
-closed, also if the process that started it was killed.
+closed, even if the process that started it was killed.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ class LiveRead(NamedTuple):
     """What a read of a bucket has found."""
 
     epoch: int
-    """How often the end of the bucket may have gone back: see :meth:`LiveRows.unchanged_until`."""
+    """How many times the end of the bucket may have gone back: see
+    :meth:`LiveRows.unchanged_until`."""
     start: int
     """The first offset that retention has left."""
     end: int

@@ -45,7 +45,7 @@ def _next_step(number: int, state: StreamState, size: int) -> tuple[int, int, in
     """Return a worker's next step: the epoch, the position from which its steps count, the step."""
     place = state.worker
     if place is None:
-        raise InvalidArgument("a worker's state lacks its place; it is not of this loader")
+        raise InvalidArgument("a worker's state has no position; it is not from this loader")
     step = place.step + (number - place.turn) % place.count
     return _settled(state, state.epoch, state.position, step, size)
 

@@ -134,7 +134,7 @@ def read_texts(rows: np.ndarray, column: Column) -> tuple[np.ndarray, np.ndarray
 
 
 def fixed_width(kind: pa.DataType) -> int | None:
-    """Return how many bytes a value takes, None if that differs, or is no whole number."""
+    """Return how many bytes a value takes, None if that differs, or is not a whole number."""
     if pa.types.is_fixed_size_list(kind):
         width = None if _is_nested(kind.value_type) else fixed_width(kind.value_type)
         return None if width is None else width * int(kind.list_size)

@@ -257,7 +257,7 @@ class PinnedStream(OpensPerProcess):
             )
         if state.tag != pin.tag:
             raise InvalidArgument(
-                f"the state is of {_tag(state.tag)}, this stream reads {_tag(pin.tag)}"
+                f"the state is of {_tag(state.tag)}, but this stream reads {_tag(pin.tag)}"
             )
         if state.tag_id != pin.tag_id:
             raise InvalidArgument(
@@ -265,17 +265,17 @@ class PinnedStream(OpensPerProcess):
             )
         if state.where != stream_state.condition_of(self._options.where):
             raise InvalidArgument(
-                f"the state was taken with where={state.where!r}, this stream has where="
-                f"{self._options.where!r}"
+                f"the state was taken with where={state.where!r}, but this stream has "
+                f"where={self._options.where!r}"
             )
         if state.shuffle != self._pinned.shuffle:
             raise InvalidArgument(
-                f"the state was taken with shuffle={state.shuffle!r}, this stream has shuffle="
-                f"{self._pinned.shuffle!r}"
+                f"the state was taken with shuffle={state.shuffle!r}, but this stream has "
+                f"shuffle={self._pinned.shuffle!r}"
             )
         if state.versions is not None and len(state.versions) != len(pin.versions):
             raise InvalidArgument(
-                f"the state has versions of {len(state.versions)} buckets, the topic has "
+                f"the state has versions of {len(state.versions)} buckets, but the topic has "
                 f"{len(pin.versions)}"
             )
         if min(state.blocks) < 1:

@@ -61,7 +61,7 @@ def place_of(path: Any, options: Mapping[str, Any] | None = None) -> Place:
         raise InvalidArgument(f"path must be a topic's folder or address, got {path!r}")
     if is_store_address(path):
         address = parse(str(path))
-        StorageOptions(options).for_scheme(address.scheme)  # raises for what is no setting
+        StorageOptions(options).for_scheme(address.scheme)  # raises for unknown settings
         return Place(str(address), None if options is None else dict(options))
     if options is not None:
         raise InvalidArgument(

@@ -96,7 +96,7 @@ class ReplayBuffer:
     writer : optional
         A writer for :meth:`add`, if a node of a cluster owns the topic: ``writer.sync()`` of a
         writer on the cluster. Default: the buffer opens the topic for writing when it first adds a
-        record, also while other processes of this machine write to it.
+        record, even while other processes of this machine write to it.
     num_buckets, bucket_column, backend_options : optional
         Of a topic that is created, as in ``write_queue``.
     cache_path : str | Path, optional
@@ -212,7 +212,7 @@ class ReplayBuffer:
         task: str | None = None,
         timeout: float = 0.0,
     ) -> Sample:
-        """Return ``n`` random records, in random order; fewer if there are not as many to choose.
+        """Return ``n`` random records, in random order; fewer if there are not that many.
 
         Parameters
         ----------
@@ -387,7 +387,7 @@ class ReplayBuffer:
             slots, left = self._slots.at(*places), self._slots.is_live(*places)
             if not left.all():
                 if numbers.min(initial=0) < 0 or not self._slots.is_known(*places).all():
-                    raise InvalidArgument("a key is of no record that this buffer has sampled")
+                    raise InvalidArgument("a key belongs to no record that this buffer has sampled")
                 slots, priorities = slots[left], priorities[left]
             with np.errstate(over="ignore"):
                 weights = (priorities + _SMALLEST) ** self._alpha
@@ -435,7 +435,7 @@ class ReplayBuffer:
     def _check_snapshots(
         self, snapshots: list[Snapshot], regions: list[Region], epochs: list[int]
     ) -> None:
-        """Raise if the records are not those that a state is about."""
+        """Raise if the records are not those of a state."""
         for bucket, snapshot in enumerate(snapshots):
             if snapshot.epoch != epochs[bucket]:
                 unchanged = self._live.unchanged_until(bucket, epochs[bucket], snapshot.epoch)
@@ -551,8 +551,8 @@ class ReplayBuffer:
             state = replay_state.load(self._folder, value, self._live.topic_id)
             if state.alpha != self._alpha:
                 raise InvalidArgument(
-                    f"the checkpoint was taken with alpha={state.alpha}, this buffer has alpha="
-                    f"{self._alpha}"
+                    f"the checkpoint was taken with alpha={state.alpha}, but this buffer has "
+                    f"alpha={self._alpha}"
                 )
             snapshots = self._live.snapshots()
             self._check_snapshots(snapshots, state.regions, state.epochs)

@@ -43,7 +43,7 @@ class Groups:
                 values = cache.column(bucket, start, region.end, self._column)
                 self._add(bucket, start, values)
             self._ends[bucket] = region.end
-            # A group of which something is left is kept, so that its records never join another.
+            # A group that has records left is kept, so that its records never join another.
             complete = self._complete[bucket]
             if any(members[-1] < region.start for members in complete):
                 self._complete[bucket] = [m for m in complete if m[-1] >= region.start]

@@ -37,7 +37,7 @@ class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     regions: list[Region]
     epochs: list[int]
-    """How often each bucket was restored to an older version."""
+    """How many times each bucket was restored to an older version."""
     alpha: float
     largest: float
     """The largest weight so far, which new records get."""
@@ -79,7 +79,7 @@ def checkpoint_of(value: Any) -> Checkpoint:
         raise InvalidArgument(f"this is not a checkpoint of a replay buffer: {exc}") from exc
     if found.format > FORMAT:
         raise InvalidArgument(
-            f"the checkpoint has format {found.format}, this version reads up to {FORMAT}; "
+            f"the checkpoint has format {found.format}, but this version reads up to {FORMAT}; "
             "upgrade persisting"
         )
     if Path(found.file).name != found.file or not found.file.endswith(_SUFFIX):

@@ -28,7 +28,7 @@ from persisting.records.arrow import align, no_columns
 _CHUNK_ROWS = 1024 * 1024
 _CHUNK_BYTES = 256 * 1024 * 1024
 _STORED_BYTES = 8 * 1024 * 1024
-"""A chunk is complete with so many rows or bytes; less than the last number stays in memory."""
+"""A chunk is complete with this many rows or bytes; less than the last number stays in memory."""
 _OFFSET_BITS = 44
 """A bucket and an offset in one number."""
 _FEW_CHUNKS = 2**16
@@ -272,7 +272,7 @@ class RowCache:
         ]
 
     def arrivals(self, bucket: int, start: int, end: int) -> np.ndarray:
-        """Return when the rows of a range of offsets arrived, in µs of Unix time."""
+        """Return the times at which the rows of a range of offsets arrived, in µs of Unix time."""
         parts = [np.zeros(0, np.int64)]
         for chunk in self._chunks[bucket]:
             low, high = max(start, chunk.first), min(end, chunk.end)

@@ -19,7 +19,7 @@ REMAINDERS = (UNEVEN, PADDED, DROPPED)
 class Schedule:
     """The steps from a position of an epoch to its end.
 
-    If the rest of an epoch is no whole step, ``remainder`` says what happens to it:
+    If the rest of an epoch is not a whole step, ``remainder`` says what happens to it:
 
     - ``uneven``: its rows are divided evenly, so the batches of the last step are shorter, and
       differ by one row at most. If there are fewer rows than ranks, they are taken together with

@@ -58,9 +58,9 @@ class TopicStream:
     shuffle : int, optional
         The seed of a permutation of all rows, another one in each epoch; None: the stored order.
     rank, world_size : int, optional
-        Which of how many trainers this one is.
+        The number of this trainer, from 0, and the number of trainers.
     epochs : int, optional
-        How often an iteration reads all rows; None: without end.
+        How many times an iteration reads all rows; None: it never ends.
     remainder : str, optional
         What happens to the rows that make no whole step of all ranks at the end of an epoch:
         "uneven" (default), "padded" or "dropped".

@@ -58,7 +58,7 @@ class FollowState(msgspec.Struct, frozen=True, kw_only=True):
     offsets: dict[str, int]
     """The next offset of each bucket that this rank, or this worker, reads."""
     epochs: dict[str, int] = {}
-    """How often a bucket was restored to an older version; buckets at 0 are left out."""
+    """How many times a bucket was restored to an older version; buckets at 0 are left out."""
 
 
 def encode(state: msgspec.Struct) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def decode(state: Any, kind: type[_S]) -> _S:
         raise InvalidArgument(f"the state of a stream is a dict, got a {type(state).__name__}")
     if isinstance(state.get("format"), int) and state["format"] > FORMAT:
         raise InvalidArgument(
-            f"the state has format {state['format']}, this version reads up to {FORMAT}; upgrade "
-            "persisting"
+            f"the state has format {state['format']}, but this version reads up to {FORMAT}; "
+            "upgrade persisting"
         )
     fields = {f.name: None for f in msgspec.structs.fields(kind) if f.required}
     try:

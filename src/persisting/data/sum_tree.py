@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 _TOP = 4096
-"""Nodes from which on upwards a running sum is quicker than further levels of the tree."""
+"""From this many nodes on, a running sum is faster than more tree levels."""
 
 
 class SumTree:
@@ -38,7 +38,7 @@ class SumTree:
         return self._sums[self.capacity :]
 
     def set(self, slots: np.ndarray, weights: np.ndarray | float) -> None:
-        """Set the weights of some slots; of a slot that occurs twice, the last one counts."""
+        """Set the weights of some slots; if a slot occurs twice, its last weight counts."""
         self._is_running = False
         nodes = slots + self.capacity
         self._sums[nodes] = weights

@@ -23,7 +23,7 @@ from persisting.local_socket.open_sockets import new_socket
 from persisting.local_socket.peers import peer_of
 
 SILENT_CHECKS = 4
-"""An owner that sends nothing between so many checks, while calls wait, has failed. It may still
+"""An owner that sends nothing between this many checks, while calls wait, has failed. It may still
 carry them out: that is why every put has a producer sequence.
 
 Checks are counted, not seconds: time in which this process was stopped, perhaps together with the
@@ -79,7 +79,7 @@ class OwnerConnection(asyncio.BufferedProtocol):
             ) from exc
         except OSError as exc:
             connected.close()
-            raise Unreachable(f"nobody answers at the socket {path}: {exc.strerror}") from exc
+            raise Unreachable(f"no process answers at the socket {path}: {exc.strerror}") from exc
         except BaseException:
             connected.close()
             raise
@@ -204,7 +204,7 @@ class OwnerConnection(asyncio.BufferedProtocol):
         finally:
             del self._calls[number]
             if call.done() and not call.cancelled():
-                call.exception()  # retrieved, also if sending has failed first
+                call.exception()  # retrieved, even if sending has failed first
         return wire.raise_error(reply)
 
     async def _in_time(self, call: asyncio.Future[Reply], seconds: float) -> Reply:

@@ -55,7 +55,7 @@ class LoopTopic(RemoteTopic):
         return None if self.is_waited_for(bucket) else super().put_soon(bucket, record)
 
     async def find_in_turn(self, buckets: list[int]) -> None:
-        """Find the owners of buckets, and return behind all earlier puts that wait for them."""
+        """Find the owners of buckets, and return after all earlier puts that wait for them."""
         found = all_results([self.locator(bucket).locate(Patience()) for bucket in buckets])
         async with self._turns.after(found, buckets):
             pass

@@ -37,6 +37,6 @@ class OpenBuckets(OwnedTopic):
         return await super().put_parts(parts, sequence)
 
     async def refuse(self) -> None:
-        """Answer nothing more; return when nothing uses a bucket."""
+        """Stop answering, and wait until nothing uses a bucket."""
         for service in list(self.services.values()):
             await service.close()

@@ -50,7 +50,9 @@ class FolderOwnerNotes:
     pause_seconds = 0.02
     answer_seconds: float | None = None
     silent_checks = SILENT_CHECKS
-    elsewhere_hint = "close it there, or read it here with read_only=True"
+    elsewhere_hint = (
+        "close it there, read it here with read_queue, or let both processes join a cluster"
+    )
 
     def __init__(self, folder: Path) -> None:
         """``folder`` is the topic's."""

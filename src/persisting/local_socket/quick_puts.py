@@ -124,7 +124,7 @@ class QuickPuts:
         if first.schema_state.must_propose(prepared):
             return None
         put = log.enqueue(prepared, targets, waiter, producer)
-        # Of a number that is stored, or that another put waits for, a task finds the outcome.
+        # If the number is stored, or another put waits for it, a task finds the outcome.
         return log if isinstance(put, PendingPut) and put.waiter is waiter else None
 
     def _start_soon(self, log: GroupCommit, alone: bool) -> None:

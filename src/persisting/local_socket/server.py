@@ -131,7 +131,8 @@ class TopicServer:
         self._connections.discard(connection)
 
     def put_soon(self, bucket: int, request: Request, waiter: _PutWaiter) -> bool:
-        """Queue a put for the log at once if that is possible; its connection gets the answer."""
+        """Queue a put for the log immediately if that is possible; its connection gets the
+        answer."""
         if self._quick is None or not threading.main_thread().is_alive():
             return False
         return self._quick.enqueue(bucket, request, waiter, alone=len(self._connections) == 1)
@@ -198,7 +199,7 @@ class TopicServer:
         return topics.load(self._topic.folder, filesystem.current())
 
     async def refuse(self) -> None:
-        """Stop answering calls about buckets; return when none is under way."""
+        """Stop answering calls about buckets, and wait until none is under way."""
         if self._loop is not None and self._buckets is not None:
             await loop_thread.run_elsewhere(self._buckets.refuse(), self._loop)
 
@@ -391,7 +392,7 @@ class _ServerConnection(asyncio.BufferedProtocol):
 
     def _limit_calls(self) -> None:
         """Stop reading while very many calls are under way. Streams wait for their consumers, and
-        calls that end with their caller for something to happen, so these do not count."""
+        calls that end with their caller wait for something to happen, so neither count."""
         waiting = len(self._streams) + len(self._ended_with_caller)
         many = len(self._calls) - waiting >= CALLS_AT_ONCE
         if many != self._paused and self._transport is not None:

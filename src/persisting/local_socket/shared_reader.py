@@ -119,13 +119,13 @@ class SharedReaderClient(ForwardingClient):
             try:
                 return await call(source)
             except NoOwner:
-                continue  # the owner has gone, and nobody has followed it
+                continue  # the owner is gone, and has no successor
             except (BucketClosed, BucketLocked) as exc:
                 if source is self._files and live_topic(self._topic.address) is None:
                     raise
                 await self._left(exc)  # opened or closed by this process just now
 
-    async def wait(self, offset: int, epoch: int = 0) -> None:
+    async def wait(self, offset: int, epoch: int | None = None) -> None:
         while True:
             source = await self._source()
             if source is not self._files:
@@ -136,7 +136,7 @@ class SharedReaderClient(ForwardingClient):
             elif await self._files_grow(offset, epoch):
                 return
 
-    async def _files_grow(self, offset: int, epoch: int) -> bool:
+    async def _files_grow(self, offset: int, epoch: int | None) -> bool:
         """Wait until the files have more; False if the bucket has got an owner first."""
         growth = asyncio.ensure_future(self._files.wait(offset, epoch))
         try:
@@ -175,7 +175,7 @@ class SharedReaderClient(ForwardingClient):
             if not block:
                 return
             if not position.at_limit:
-                await self.wait(position.offset, position.epoch or 0)
+                await self.wait(position.offset, position.epoch)
 
 
 def _state(lock: Path) -> tuple[int, int] | None:

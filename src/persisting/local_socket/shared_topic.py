@@ -58,8 +58,8 @@ class SharedTopic(ConfiguredTopic):
         return self._clients[bucket]
 
     def is_direct(self, bucket: int) -> bool:
-        """Whether this process owns a bucket, and a put to it may go there at once: no earlier one
-        is on its way to another owner, or waits until the owner is found."""
+        """Whether this process owns a bucket, and a put to it may go there immediately: no earlier
+        one is on its way to another owner, or waits until the owner is found."""
         if not self._owns(bucket):
             return False
         return bucket not in self._sent or not self._is_under_way(bucket)
@@ -100,7 +100,7 @@ class SharedTopic(ConfiguredTopic):
         return self.is_direct(bucket)
 
     async def find_for_put(self, buckets: list[int]) -> bool:
-        """Find the owners of buckets for a put, which continues behind those that waited before it.
+        """Find the owners of buckets for a put, which continues after those that waited before it.
 
         Buckets without an owner are opened here. Return whether this process owns all of them.
         """
@@ -175,7 +175,7 @@ class SharedBucketClient(ForwardingClient):
                 pass
         return await call(self._topic.elsewhere().bucket(self._bucket))
 
-    async def wait(self, offset: int, epoch: int = 0) -> None:
+    async def wait(self, offset: int, epoch: int | None = None) -> None:
         await self._call(lambda bucket: bucket.wait(offset, epoch))
 
     async def flush(self) -> None:

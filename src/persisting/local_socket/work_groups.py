@@ -153,7 +153,7 @@ class LocalKeeper:
 
     def _retire(self) -> None:
         """End a keeper whose journal has failed, so that a member can become the next one; on the
-        event loop of the sockets. Readers of this process may make no call for long."""
+        event loop of the sockets. Readers of this process may make no call for a long time."""
         if self._retiring is None:
             self._retiring = asyncio.create_task(_give_up(self))
 
@@ -228,7 +228,7 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 async def _give_up(local: LocalKeeper) -> None:
-    """Stop a keeper of this process, unless somebody else does."""
+    """Stop a keeper of this process, unless another caller does."""
     key = local.place.key, local.group
     with _kept.guard:
         if _kept.groups.get(key) is not local:

@@ -56,7 +56,7 @@ class RecordColumns:
 
 
 def check_counts(counts: Sequence[Any], rows: int) -> None:
-    """Raise unless these are counts of so many rows; another process may have sent them."""
+    """Raise unless the counts add up to ``rows``; another process may have sent them."""
     if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != rows:
         raise StorageError(f"{rows} records from another process are counted as {counts}")
 

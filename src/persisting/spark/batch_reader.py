@@ -36,8 +36,8 @@ from persisting.topic.topic_files import TopicFolder
 
 _MOST_LOOKED_UP = 1000
 _MOST_LOOKED_UP_BYTES = 1 << 20
-"""So many rows are read while a scan is planned, if an index finds them: the planner has the
-tables open, and a task would open them again."""
+"""Up to this many rows are read while a scan is planned, if an index finds them: the planner has
+the tables open, and a task would open them again."""
 _LOOKED_UP_AT_ONCE = 4
 """Buckets in which rows are looked up at the same time."""
 

@@ -22,7 +22,7 @@ _kept: OrderedDict[Path, TopicFolder] = OrderedDict()
 
 
 def open_topic(place: Path | StoreAddress) -> TopicFolder:
-    """As :func:`open_stored`. Where Spark plans, the tables may be open already."""
+    """Like :func:`open_stored`, but where Spark plans, the tables may still be open."""
     if isinstance(place, StoreAddress) or not is_planner():
         return open_stored(place)
     topic = TopicFolder.open(place, cache_bytes=_CACHE_BYTES)

@@ -1,6 +1,6 @@
 """Aggregates of the rows that a task reads: Spark combines those of all tasks.
 
-A partial result may stand for any number of rows, also for one. So rows are passed on one by one
+A partial result may stand for any number of rows, even for one. So rows are passed on one by one
 where adding them up would not pay, or where a sum could leave the range of its type, which only
 Spark knows how to report.
 """

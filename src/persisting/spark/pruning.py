@@ -37,7 +37,7 @@ _reported = False
 def install_pruning(spark: SparkSession) -> bool:
     """Let a running session push columns and conditions down to topics; return whether it does.
 
-    A session of :func:`persisting.spark.session` does so already. Batch reads are pruned from the
+    A session of :func:`persisting.spark.session` already does so. Batch reads are pruned from the
     next query on; streams only in a session that was created by :func:`session`. A Spark Connect
     server must have been started with the extension, see :mod:`persisting.spark.compile_classes`.
     ``spark.persisting.pruning=false`` turns it off.

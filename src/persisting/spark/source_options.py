@@ -204,7 +204,7 @@ def _by_proper_name(options: Mapping[str, str], known: tuple[str, ...]) -> dict[
             given[proper[lower]] = value
         elif _CREDENTIALS.match(lower):
             raise InvalidArgument(
-                f"{name!r}: settings and credentials are no options, since Spark shows options in "
+                f"{name!r}: settings and credentials are not options, since Spark shows options in "
                 "its plans and logs. Set them in the environment of the driver and of the "
                 "executors, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )

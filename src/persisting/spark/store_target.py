@@ -125,7 +125,7 @@ class StoreTarget:
     def discard(
         self, config: TopicConfig, files: Mapping[int, Fragments], sequence: Sequence | None
     ) -> None:
-        """Remove the objects behind a fence: a commit that names them may be under way until then.
+        """Remove the objects after a fence: a commit that names them may be under way until then.
 
         What cannot be removed now, cleaning removes after 7 days.
         """
@@ -162,6 +162,6 @@ def _remove_unused(bucket: Any, names: Iterable[str]) -> None:
     """Remove data files, unless the table holds them, or a note names them.
 
     The caller owns the bucket. Only one write knows these names, and it has ended: the newest
-    version has them or, behind the fence of this owner, no version ever will.
+    version has them or, after the fence of this owner, no version ever will.
     """
     bucket.remove_files(set(names) - bucket.new_notes().handed_files(), never_named=True)

@@ -29,8 +29,8 @@ _log = logging.getLogger("persisting.spark")
 
 
 def topic_fields(options: ReadOptions, topic: TopicFolder | None = None) -> pa.Schema:
-    """Return the fields of the versions that are read, else those of the topic, which may be open
-    already."""
+    """Return the fields of the versions that are read, else those of the topic, which may already
+    be open."""
     topic = topic or open_topic(options.folder)
     if options.version is None:
         return topic.schema()
@@ -68,7 +68,7 @@ def pushed_hint(
         try:
             Hint.checked(sql.text, _only(fields, names))
         except StorageError as exc:
-            _log.debug("a condition stays with Spark: %s", exc)
+            _log.debug("cannot push a condition down: %s", exc)
             continue
         texts.append(sql.text)
         used |= names
@@ -111,7 +111,8 @@ def look_up_slice(
     most_bytes: int,
     metadata: bool,
 ) -> list[pa.RecordBatch] | None:
-    """As :func:`read_slice`, if an index finds the rows and they are few; None otherwise."""
+    """Like :func:`read_slice`, but only if an index finds the rows and they are few; None
+    otherwise."""
     names, metadata = _fields_to_read(target, metadata)
     rows = scan.look_up(
         part,

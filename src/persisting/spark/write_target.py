@@ -121,7 +121,7 @@ class FolderTarget:
         self._folder, self._seconds = folder, owner_seconds
 
     def load(self) -> TopicConfig | None:
-        if not (self._folder / topics.FILE).exists():
+        if not topics.has_file(self._folder):
             topics.load(self._folder, filesystem.current())  # raises for a backup
             return None
         return TopicFolder.open(self._folder).config

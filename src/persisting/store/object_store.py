@@ -37,6 +37,8 @@ RETRY_SECONDS = 20.0
 REQUEST_TIMEOUT = "10s"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})")
+_DENIED = "code: AccessDenied"
+"""In the answer to a request that deletes several objects: its status is 200."""
 _RETRIED_STATUSES = (408, 409, 425, 429)
 """The statuses between 400 and 499 that a later attempt may not meet."""
 _DELETED_AT_ONCE = 1000
@@ -46,7 +48,7 @@ LARGEST_COPY = 5 * 1024**3
 """S3 copies no larger object in one request."""
 _COPY_TIMEOUT = "300s"
 _TROUBLE_SECONDS = 30.0
-"""How long a failure counts as present if nobody has tried again since."""
+"""How long a failure counts as present unless a request was tried since."""
 
 
 class StoreError(StorageError):
@@ -54,7 +56,8 @@ class StoreError(StorageError):
 
 
 class OutcomeUnknown(StoreError):
-    """Whether an object was stored cannot be said: no answer arrived, nor could it be read back."""
+    """It is unknown whether an object was stored: no answer arrived, and it could not be read
+    back."""
 
 
 class ObjectExists(Exception):
@@ -176,7 +179,8 @@ class ObjectStore:
         return self._put(key, data, {k: v for k, v in mode.items() if v is not None}, resolve)
 
     def list(self, prefix: str, after: str | None = None) -> list[str]:
-        """Return the sorted names of all objects below ``prefix``, or of those behind ``after``."""
+        """Return the sorted names of all objects below ``prefix``, or of those that sort after
+        ``after``."""
         import obstore
 
         def attempt() -> list[str]:
@@ -264,7 +268,7 @@ class ObjectStore:
 
     @cached_property
     def _whole_bucket(self) -> ObjectStore:
-        """The bucket that this store is a part of; a copy of a large object takes long."""
+        """The bucket that this store is a part of; a copy of a large object is slow."""
         root = StoreAddress(self.address.scheme, self.address.bucket)
         return open_store(root, self.options, self._retry_seconds, timeout=_COPY_TIMEOUT)
 
@@ -279,7 +283,7 @@ class ObjectStore:
         return self._retried("list", "", attempt)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; those that do not exist are no error."""
+        """Delete objects; ignore those that do not exist."""
         import obstore
 
         names = list(keys)
@@ -289,7 +293,7 @@ class ObjectStore:
             def attempt(some: list[str] = some) -> None:
                 try:
                     obstore.delete(self._client, some)
-                except FileNotFoundError:  # not from S3; the names behind it may be untouched
+                except FileNotFoundError:  # not from S3; the names after it may be untouched
                     for name in some:
                         with suppress(FileNotFoundError):
                             obstore.delete(self._client, name)
@@ -386,12 +390,10 @@ class ObjectStore:
                 raise
             raise _Temporary(self._reason(exc)) from None  # 409 without a condition: try again
         except (PermissionError, PermissionDeniedError, UnauthenticatedError) as exc:
-            raise StoreError(
-                f"{SCHEMES[self.address.scheme]} refuses to {action} {self.address / key}: "
-                f"{self._reason(exc)}; check the credentials in storage_options or in the "
-                "environment, and their permissions"
-            ) from None
+            raise self._refused(action, key, exc) from None
         except (BaseError, OSError, NotImplementedError) as exc:
+            if _DENIED in str(exc):
+                raise self._refused(action, key, exc) from None
             if _is_permanent(exc):
                 raise StoreError(
                     f"cannot {action} {self.address / key}: {self._reason(exc)}; check "
@@ -399,13 +401,20 @@ class ObjectStore:
                 ) from None
             raise _Temporary(self._reason(exc)) from None
 
+    def _refused(self, action: str, key: str, exc: BaseException) -> StoreError:
+        return StoreError(
+            f"{SCHEMES[self.address.scheme]} refuses to {action} {self.address / key}: "
+            f"{self._reason(exc)}; check the credentials in storage_options or in the "
+            "environment, and their permissions"
+        )
+
     def _reason(self, exc: BaseException) -> str:
         """Return the first lines of a client's error, without secrets. Its cause is dropped for the
         same reason: a traceback would show it."""
         return self.options.scrub(str(exc).partition("\n\nDebug source")[0].strip())[:500]
 
     def _unknown(self, key: str, reason: object) -> OutcomeUnknown:
-        return OutcomeUnknown(f"whether {self.address / key} was stored is not known: {reason}")
+        return OutcomeUnknown(f"it is unknown whether {self.address / key} was stored: {reason}")
 
     def _no_bucket(self) -> StoreError:
         is_azure = self.address.scheme == "az"

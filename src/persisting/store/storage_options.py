@@ -30,7 +30,7 @@ _CLIENT_OPTIONS = frozenset(
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 _ENDPOINT = re.compile(r"(?:(?:aws|azure|azure_storage|google)_)?(?:endpoint(?:_url)?|base_url)")
 _EMULATORS = ("azure_storage_use_emulator", "use_emulator")
-"""Azure's client reaches its emulator over http://, and asks nobody."""
+"""Azure's client reaches its emulator over http:// without asking."""
 _ALLOWING = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
 """By scheme, the variable that allows http:// addresses."""
 _NAMING = {
@@ -64,7 +64,7 @@ class StorageOptions:
     _values: dict[str, str]
 
     def __new__(cls, *_: Any, **__: Any) -> StorageOptions:
-        options = super().__new__(cls)  # also when it is unpickled
+        options = super().__new__(cls)  # even when it is unpickled
         options._values = {}
         _living[id(options)] = options
         return options
@@ -86,7 +86,7 @@ class StorageOptions:
     def for_scheme(self, scheme: str) -> StorageOptions:
         """Return the options for stores of a scheme, with what the environment says about them.
 
-        Raises if that means an http:// address which nobody has allowed. Variables of other schemes
+        Raises if that means an http:// address that was not allowed. Variables of other schemes
         do not count.
         """
         settings = {n: v for n, v in self._values.items() if scheme in _schemes_of(n)}
@@ -148,8 +148,8 @@ class StorageOptions:
 
 
 def scrub_known(text: str) -> str:
-    """As :meth:`StorageOptions.scrub`, with the credentials in all options of this process: for a
-    text whose store is unknown."""
+    """Like :meth:`StorageOptions.scrub`, but with the credentials in all options of this process:
+    for a text whose store is unknown."""
     living = [options for found in _living.valuerefs() if (options := found()) is not None]
     values = [v for one in living for name, v in one._values.items() if _is_secret(name)]
     return _scrub(text, values)

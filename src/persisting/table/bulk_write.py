@@ -1,4 +1,4 @@
-"""Bulk writes: other processes write data files, and the owner commits all of them at once.
+"""Bulk writes: other processes write data files, and the owner commits all of them together.
 
 A worker writes the columns of the records, without their arrival time. The owner, which holds the
 table, adds that column to each fragment as a small file of its own, and commits all fragments as
@@ -88,7 +88,7 @@ def check_content(
 ) -> None:
     """Raise if files do not hold the rows and columns that their fragments name.
 
-    Nobody would notice it before rows are read: Lance commits what it is given.
+    It would not be noticed before rows are read: Lance commits what it is given.
     """
     columns = {name: list(field) for known in written_for for name, field in known.items()}
     changed = changed_field(table, [columns]) is not None
@@ -125,7 +125,7 @@ def _stored(place: BulkFiles, name: str) -> tuple[int, pa.Schema]:
 
 
 def _leaf_ids(dataset: Any) -> dict[str, list[int]]:
-    """Return by column the ids of the fields of which files hold values."""
+    """Return by column the ids of the fields whose values are in the files."""
     return {field.name(): list(_leaves(field)) for field in dataset.lance_schema.fields()}
 
 

@@ -2,7 +2,7 @@
 
 The order is always the same: write the data files, sync them, commit, check and sync the
 transaction and the manifest. Only then does :attr:`Committer.view` show the new version, and the
-``newest`` note name it. A version that was committed and cannot be made durable is taken back.
+``newest`` note name it. A version that was committed and cannot be made durable is rolled back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Committer:
         self.checksums_recorded = True
         """Whether the checksums of all files in use are recorded."""
         self.undo_pending = False
-        """Whether versions above the view are still to be taken back."""
+        """Whether versions above the view are still to be rolled back."""
 
     @property
     def sequence(self) -> int:
@@ -223,7 +223,7 @@ class Committer:
     def settle(self) -> bool:
         """Find out what a commit that failed has done; return whether the view may show it.
 
-        Never here: a version that was not made durable is taken back.
+        Never here: a version that was not made durable is rolled back.
         """
         return False
 
@@ -306,7 +306,7 @@ class Committer:
 
     @contextmanager
     def _undone_on_failure(self) -> Iterator[None]:
-        """Take back what was committed and cannot be made durable."""
+        """Roll back what was committed and cannot be made durable."""
         try:
             yield
         except BaseException:
@@ -318,7 +318,7 @@ class Committer:
         """Remove every version above the view: a later sync could not prove that its bytes are
         on disk."""
         if self.undo_pending:
-            with translated("take back an unsynced version of", self.root):
+            with translated("roll back an unsynced version of", self.root):
                 repair.forget_newest(self.root, self.fs)
                 for version in range(files.newest_version(self.root), self.view.version, -1):
                     self.fs.remove(files.manifest_path(self.root, version))

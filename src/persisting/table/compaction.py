@@ -169,7 +169,7 @@ def _in_order(results: Iterable[dict[str, Any]], planned: list[int]) -> list[dic
 def split_by_indexes(view: TableView, count: int, limit: Limit, *, at_all: bool) -> bool:
     """Whether index segments keep apart fragments that could be joined.
 
-    Without ``at_all``, only if so many that the compaction would achieve little.
+    Without ``at_all``, only if they are so many that the compaction would achieve little.
     """
     groups = _groups(view, count, limit)
     needed = _groups(view, count, limit, by_index=False)
@@ -238,9 +238,9 @@ def _options(dataset: Any) -> dict[str, Any]:
 
 
 def _check_order(dataset: Any, view: TableView, kept: int) -> None:
-    """Raise, so that the commit is taken back, if any row has moved."""
+    """Raise if any row has moved; the commit is then rolled back."""
     after = [fragment.metadata for fragment in dataset.get_fragments()]
     before = [fragment.id for fragment in view.fragments[:kept]]
     rows = sum(fragment.physical_rows for fragment in after)
     if [fragment.id for fragment in after[:kept]] != before or rows != view.rows:
-        raise TableError(f"a compaction of {dataset.uri} would have moved rows; it is taken back")
+        raise TableError(f"a compaction of {dataset.uri} would have moved rows; it was rolled back")

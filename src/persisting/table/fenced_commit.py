@@ -2,16 +2,16 @@
 
 A commit of Lance is atomic there and durable when it returns, but it does not keep a former owner
 out: an append with an outdated handle is rebased and accepted. A **fence** does. It is a commit
-that changes nothing, and that lands directly behind the version that it read or fails. Lance
+that changes nothing, and that lands directly after the version that it read or fails. Lance
 refuses appends, rewrites and changes of columns whose handle is older than the newest fence. Every
 owner begins with one, and every commit carries the owner's term.
 
 Some operations pass a fence and are not used on such tables: Restore, changes of the config, and
 the creation of a table that exists, which with retries replaces its content. Others pass and do no
 harm: an index of older rows, reserved fragment numbers. tests/store/test_lance_fence.py has the
-whole matrix. A commit may also succeed at a version that nobody sees, if it was delayed while
-others committed and removed old versions. So after anything but a commit directly behind the
-version that it read, and the newest now, the committer fences again and checks the table.
+whole matrix. A commit may also succeed at a version that no reader sees, if it was delayed while
+others committed and removed old versions. So after anything but a commit directly after the version
+that it read, and the newest now, the committer fences again and checks the table.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class FencedCommitter(Committer):
 
         Changes nothing. With ``only_next`` it asks only for the version with the next number, a
         cheaper request. That version may have been removed before it was asked for, so a follower
-        of the table does without ``only_next`` from time to time.
+        of the table omits ``only_next`` from time to time.
         """
         dataset = self.view.dataset
         if dataset is not None:
@@ -135,38 +135,48 @@ class FencedCommitter(Committer):
     def take(self, term: int, load: Callable[[], NewerView | None] | None = None) -> None:
         """Fence the table for this ownership; a table that does not exist is created.
 
-        ``load`` returns what :meth:`load_newest` has returned earlier: if it is no longer the
-        newest version, the fence is refused, and that version is loaded.
+        ``load`` returns what :meth:`load_newest` has returned earlier, or raises what it raised. A
+        former owner may have committed since, and removed that version: then the fence fails, and
+        the newest version is loaded.
         """
         self.term = term
         self._fence(load)
 
     def _fence(self, load: Callable[[], NewerView | None] | None = None) -> None:
-        """Commit a fence behind the newest version, and show that.
+        """Commit a fence after the newest version, and show that.
 
-        Versions of a later owner are never shown: a commit behind its fence would pass it.
+        Versions of a later owner are never shown: a commit after its fence would pass it.
         """
         self._must_fence = True
         for _ in range(_FENCES):
-            newest, load = (load or self.load_newest)(), None
-            if newest is None:
-                self._create_empty()
-                continue
-            self._check_term(newest.properties)
-            self.view, self.properties = newest
-            if self._commit_fence():
-                self._must_fence = False
-                return
+            ahead, load = load, None
+            try:
+                if self._fence_version((ahead or self.load_newest)()):
+                    self._must_fence = False
+                    return
+            except TableError:
+                if ahead is None:
+                    raise
         raise TableError(
             f"cannot fence the table {self.root}: other commits came first {_FENCES} times; is "
             "another program writing to it?"
         )
 
+    def _fence_version(self, newest: NewerView | None) -> bool:
+        """Commit a fence behind a version, and show that; False if that version is not the newest.
+        Without a version, create the table."""
+        if newest is None:
+            self._create_empty()
+            return False
+        self._check_term(newest.properties)
+        self.view, self.properties = newest
+        return self._commit_fence()
+
     def _check_term(self, found: Mapping[str, str]) -> None:
         newest = properties.term_of(found)
         if newest > self.term:
             raise OwnershipLost(
-                f"another process has taken over the table {self.root} (term {newest}, this "
+                f"another process has taken over the table {self.root} (term {newest}; this "
                 f"process has {self.term})",
                 hint="open the topic again",
             )
@@ -202,7 +212,7 @@ class FencedCommitter(Committer):
                 ) from None
 
     def _commit_fence(self) -> bool:
-        """Commit a fence behind the view; return whether it is the newest version now."""
+        """Commit a fence after the view; return whether it is the newest version now."""
         import lance
 
         view, kept = self.view, {**self.properties, TERM: str(self.term), OPERATION: "fence"}
@@ -227,7 +237,7 @@ class FencedCommitter(Committer):
         return True
 
     def _is_next(self, dataset: Any) -> bool:
-        """Whether a commit landed directly behind the view, and is the newest version."""
+        """Whether a commit landed directly after the view, and is the newest version."""
         landed: bool = dataset.version == self.view.version + 1
         return landed and dataset.latest_version == dataset.version
 
@@ -268,7 +278,8 @@ class FencedCommitter(Committer):
         """Write data files; return the transaction to :meth:`append`.
 
         That of the first append replaces the columns of the empty table. Lance refuses such a
-        transaction if anything was committed since the version that it read.
+        transaction while the version behind the one that it read exists. Once that is removed, it
+        may land there, where nobody sees it: so :meth:`append` checks where it has landed.
 
         If this fails, its files stay: only names that a commit does not use may be deleted, and
         cleaning does that.
@@ -298,7 +309,7 @@ class FencedCommitter(Committer):
                 self.view = TableView(dataset, schema, sizes, self.view.start)
                 self.properties = kept
                 return
-            failure: BaseException = TableError("it did not land behind the version that it read")
+            failure: BaseException = TableError("it did not land after the version that it read")
         except Exception as exc:
             failure = exc
         self._resolve(failure, int(kept[SEQUENCE]))
@@ -375,7 +386,7 @@ class FencedCommitter(Committer):
         """Find out what a commit that failed has done: its answer may have been lost.
 
         Afterwards the view and the properties are those of the newest version, and the commit is
-        in it or never will be: behind a fence, also that of another owner, Lance refuses it.
+        in it or never will be: after a fence, even that of another owner, Lance refuses it.
         """
         try:
             self.complete_undo()
@@ -392,7 +403,7 @@ class FencedCommitter(Committer):
         self.adopt(own_handle(dataset))
         self._must_fence = False
 
-    # What folders do otherwise
+    # What folders do differently
 
     def properties_of(self, dataset: Any) -> dict[str, str]:
         return properties.read_from_store(dataset)
@@ -408,7 +419,7 @@ class FencedCommitter(Committer):
     def restoring(self, target: TableView) -> Any:
         """Return an Overwrite by the fragments of the older version.
 
-        Without retries Lance refuses it if anything was committed since, unlike its Restore. It
+        Without retries Lance refuses it while the next version exists, unlike its Restore. It
         drops the indexes, which maintenance builds again.
         """
         import lance
@@ -464,7 +475,7 @@ class FencedCommitter(Committer):
             versions.remove(self.view.dataset, numbers)
 
     def erase(self) -> None:
-        """Commit an empty version and a fence behind it, then delete everything else."""
+        """Commit an empty version and a fence after it, then delete everything else."""
         import lance
 
         empty = lance.LanceOperation.Overwrite(layout.physical_schema(EMPTY, None), [])

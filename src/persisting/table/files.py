@@ -85,7 +85,7 @@ NO_MANIFEST = Manifest(0)
 def newest_manifest(root: Path) -> Manifest:
     """The newest manifest on disk, :data:`NO_MANIFEST` if there is none."""
     while version := newest_version(root):
-        with suppress(FileNotFoundError):  # it was just taken back
+        with suppress(FileNotFoundError):  # it was just rolled back
             return manifest_at(root, version)
     return NO_MANIFEST
 
@@ -248,7 +248,7 @@ def set_manifest_aside(fs: FileSystem, root: Path, version: int, why: object) ->
     fs.sync_folder(root / VERSIONS)
     fs.sync_folder(folder)
     log.warning(
-        "table %s: version %d was torn by a crash (%s); went back to the version before it, "
+        "table %s: version %d was torn by a crash (%s); went back to the version before it; "
         "the manifest is kept as %s",
         root,
         version,

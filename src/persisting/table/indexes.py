@@ -41,7 +41,7 @@ LEAST_VECTORS = 1024
 _PARTITION_ROWS = 1024
 _TEXT_VERSION = 2
 _TEXT_VERSION_1 = "persisting_text_text_l2_"
-"""How names of text indexes began that split text otherwise and kept no positions."""
+"""The prefix of names of text indexes that split text differently and kept no positions."""
 _RETRAIN = 8
 
 
@@ -135,7 +135,7 @@ def load(folder: Path, fs: FileSystem) -> list[IndexSpec]:
         return []
     except OSError as exc:
         raise StorageError(
-            f"cannot read {folder / FILE}: {exc.strerror or exc}; remove the cause and try again"
+            f"cannot read {folder / FILE}: {exc.strerror or exc}; fix the cause and retry"
         ) from exc
     except msgspec.DecodeError as exc:
         raise StorageError(
@@ -195,7 +195,7 @@ def fits(family: str, dtype: pa.DataType) -> bool:
 
 
 def usable(schema: pa.Schema, specs: list[IndexSpec]) -> list[IndexSpec]:
-    """The requested indexes that the fields can have by now: vectors may have become lists."""
+    """The requested indexes that the fields can have now: vectors may have become lists."""
     return [
         spec
         for spec in specs

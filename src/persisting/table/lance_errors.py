@@ -1,6 +1,6 @@
 """Translates errors of Lance and Arrow into ours, and makes the calls of Lance that need care.
 
-Lance is imported on first use, possibly by two threads at once. Always import the package
+Lance is imported on first use, possibly by two threads at the same time. Always import the package
 ``lance`` first: a thread that starts with ``from lance.fragment import …`` may get a partially
 initialized module.
 """
@@ -59,7 +59,7 @@ def translated(action: str, where: object) -> Iterator[None]:
 
 @contextmanager
 def scrubbed(action: str, where: object, scrub: Callable[[str], str]) -> Iterator[None]:
-    """As :func:`translated`, for a table in an object store.
+    """Like :func:`translated`, but for a table in an object store.
 
     The cause is dropped, and the text scrubbed: Lance's errors may contain credentials.
     """

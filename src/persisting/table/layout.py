@@ -115,8 +115,8 @@ def logical_schema(table_schema: pa.Schema, path: object) -> pa.Schema:
         )
     if not version.isdigit() or int(version) > FORMAT:
         raise TableError(
-            f"{path} has table format {version.decode(errors='replace')}, this version reads up "
-            f"to {FORMAT}; upgrade persisting"
+            f"{path} has table format {version.decode(errors='replace')}, but this version reads "
+            f"up to {FORMAT}; upgrade persisting"
         )
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded)))

@@ -39,7 +39,7 @@ def old_and_unused(table: Table, seconds: float) -> set[str]:
 
 
 def remove(table: Table, names: Collection[str]) -> int:
-    """Remove unused data files, except those that the newest version names by now; return how many.
+    """Remove unused data files, except those that the newest version now names; return how many.
 
     The caller holds the table.
     """

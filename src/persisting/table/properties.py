@@ -45,7 +45,7 @@ SEAL = "persisting.seal"
 
 
 LOSS = "loss"
-"""The token of an entry that is no restore: an owner without a log died, and the records that it
+"""The token of an entry that is not a restore: an owner without a log died, and the records that it
 had acknowledged and not flushed are lost."""
 
 
@@ -110,8 +110,8 @@ def read(dataset: Any) -> dict[str, str]:
 
 
 def read_from_store(dataset: Any) -> dict[str, str]:
-    """As :func:`read`, of a table in an object store, where versions are not listed: that costs a
-    request for each. Cleaning leaves the newest version that carries properties."""
+    """Like :func:`read`, but of a table in an object store, where versions are not listed: that
+    costs a request for each. Cleaning leaves the newest version that carries properties."""
     with translated("read the transactions of", dataset.uri):
         for version in range(dataset.version, 0, -1):
             try:

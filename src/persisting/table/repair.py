@@ -125,7 +125,7 @@ def note_newest(root: Path, fs: FileSystem, version: int) -> None:
 
 
 def forget_newest(root: Path, fs: FileSystem) -> None:
-    """Remove the note: the version that it names is about to be taken back."""
+    """Remove the note: the version that it names is about to be rolled back."""
     fs.remove(root.parent / NEWEST)
 
 

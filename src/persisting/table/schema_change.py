@@ -3,7 +3,7 @@
 Every step is one Lance commit, after which the table reads correctly under both the old and the new
 schema. So a crash between two steps leaves nothing to repair but a spare column:
 
-1. a new field, also inside dicts, is added as a column of nulls (metadata only); a new field with a
+1. a new field, even inside dicts, is added as a column of nulls (metadata only); a new field with a
    default is written as a spare column and then renamed;
 2. a widened field is written as a spare column of the new type and swapped with the old column by
    renaming both in one commit; then the old column is dropped;

@@ -23,7 +23,7 @@ from persisting.table.view import TableView
 
 
 class StoreTable(Table):
-    """As :class:`Table`, without the files: Lance's commits are durable and atomic here."""
+    """Like :class:`Table`, but without the files: Lance's commits are durable and atomic here."""
 
     def __init__(
         self,

@@ -49,8 +49,8 @@ class Table:
         defaults: Mapping[str, Any] | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        """``cache_bytes``: for a reader that stays open for long, how many bytes of indexes Lance
-        keeps in memory, and as many of metadata; None for its own limits."""
+        """``cache_bytes``: for a reader that stays open for a long time, how many bytes of indexes
+        Lance keeps in memory, and as many of metadata; None for its own limits."""
         self.root = folder / FOLDER
         self.committer = Committer(self.root, fs)
         self._compression, self._defaults = compression, defaults or {}
@@ -100,7 +100,7 @@ class Table:
     def open(self, *, left_clean: bool) -> None:
         """Open for writing: find the newest whole version, repair the rest, make it durable.
 
-        ``left_clean``: the last owner closed the bucket, so everything is synced already.
+        ``left_clean``: the last owner closed the bucket, so everything is already synced.
         """
         fs, committer = self.fs, self.committer
         files.finish_cleaning(fs, self.root)
@@ -131,12 +131,12 @@ class Table:
         return files.newest_manifest(self.root) not in (files.NO_MANIFEST, self._followed)
 
     def load_newer(self) -> NewerVersion | None:
-        """Load the newest version for :meth:`follow`, None if that is the one followed already.
+        """Load the newest version for :meth:`follow`, None if that is the one already followed.
 
         Changes nothing, so it needs no lock. Manifests are compared, not only their versions: the
-        owner may take a version back that it could not make durable and commit another one with
-        the same number. It may do so, or clean the version up, just before it is loaded. So a
-        version that cannot be loaded is looked for a second time.
+        owner may roll back a version that it could not make durable and commit another one with the
+        same number. It may do so, or clean the version up, just before it is loaded. So a version
+        that cannot be loaded is looked for a second time.
         """
         failed = files.NO_MANIFEST
         while (newest := files.newest_manifest(self.root)) not in (
@@ -177,7 +177,7 @@ class Table:
                     files.sync_root(fs, self.root)
                 found = files.manifest_at(self.root, manifest.version)
             except FileNotFoundError:
-                return False  # cleaned up, or taken back
+                return False  # cleaned up, or rolled back
         if found != manifest:
             return False  # another version was committed in its place
         self._synced = manifest

@@ -60,7 +60,7 @@ class TextQuery:
 def parse(text: Any, match: Any = "any", fuzziness: Any = 0) -> TextQuery:
     """Return the query that the arguments of a search describe, or raise."""
     if not isinstance(text, str) or not text.strip():
-        raise InvalidArgument(f"text must be words to look for, got {text!r}")
+        raise InvalidArgument(f"text must be words to search for, got {text!r}")
     try:
         text.encode()
     except UnicodeEncodeError as exc:

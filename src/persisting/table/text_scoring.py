@@ -58,7 +58,8 @@ class Statistics:
 class Matches(NamedTuple):
     """Texts that match: their places and lengths, and what they have of the query.
 
-    ``texts``, ``keys`` and ``counts`` belong together: this text has this key so many times.
+    ``texts``, ``keys`` and ``counts`` are parallel: a text, a key, and how many times the text has
+    it.
     """
 
     places: Array

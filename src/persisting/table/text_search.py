@@ -29,7 +29,7 @@ _READ_WHOLLY = 4096
 only rows that can match are read, and the mean length of a text is that of a sample."""
 
 _FEW = 8
-"""If a condition leaves one row in so many, those rows are read without selecting further."""
+"""If a condition leaves one row in this many, those rows are read without selecting further."""
 
 _SAMPLE = 512
 _SELECTIVE = 64

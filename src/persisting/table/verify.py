@@ -41,7 +41,7 @@ def verify(table: Table, view: TableView) -> Report:
     seen: set[str] = set()
     for checked in views:
         _check_files(table, checked, report, seen)
-        if not report.damaged:  # else reading the rows would fail on the damage found already
+        if not report.damaged:  # else reading the rows would fail on the damage already found
             check_order(checked, report)
     return report
 

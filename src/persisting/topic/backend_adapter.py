@@ -106,7 +106,7 @@ class AdaptedBackend:
                 offset += 1
 
     async def wait_beyond(self, offset: int, epoch: int | None = None) -> None:
-        """Return when there are more than ``offset`` records."""
+        """Wait until there are more than ``offset`` records."""
         if self._own_wait_beyond is not None:
             await self._own_wait_beyond(offset)
             return

@@ -16,8 +16,8 @@ order of copying is enough to make it consistent:
    the backup began, or everything in it was in the tables;
 4. last ``backup.json`` with the checksum of every file. A copy without it is not a backup.
 
-Of a put to several buckets that is acknowledged while the backup runs, the backup may hold the
-records of some of them. Tagged versions are copied, other old versions are not.
+If a put to several buckets is acknowledged while the backup runs, the backup may hold its records
+for only some of them. Tagged versions are copied, other old versions are not.
 """
 
 from __future__ import annotations

@@ -179,7 +179,8 @@ class Copy:
         self.each(self.file, names)
 
     def each(self, work: Callable[[str], None], names: Iterable[str]) -> None:
-        """Do some work for each file, several at once if one of the places is an object store."""
+        """Do some work for each file, several in parallel if one of the places is an object
+        store."""
         if isinstance(self.source, FolderFiles) and isinstance(self.target, FolderFiles):
             for name in names:
                 work(name)

@@ -11,7 +11,7 @@ DEFINITION = "definition.json"
 """The topic's definition in a backup in an object store. A prefix with ``topic.json`` would be a
 topic there."""
 TRIES = 5
-"""How often a part of a topic is copied that changes during the copy."""
+"""How many times a part of a topic is copied if it changes during the copy."""
 
 
 class BucketCopy(msgspec.Struct):

@@ -42,8 +42,9 @@ class BucketClient(Protocol):
         stream: the bucket was restored to an older version.
         """
 
-    async def wait(self, offset: int, epoch: int) -> None:
-        """Return when there are records beyond ``offset``, or the epoch has changed."""
+    async def wait(self, offset: int, epoch: int | None = None) -> None:
+        """Wait until there are records beyond ``offset``, or the epoch is not ``epoch``; None
+        stands for any epoch."""
 
     async def call(self, call: TableCall[T]) -> T:
         """Run a call on the bucket's table."""

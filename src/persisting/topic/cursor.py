@@ -134,7 +134,7 @@ class Cursor:
             return offset
         start = min(end, int(stats.get("opened_offset", end)))
         log.warning(
-            "topic %r: offset %d of bucket %d lies beyond its end %d: records that were read and "
+            "topic %r: offset %d of bucket %d is beyond its end %d: records that were read and "
             "not yet durable have been lost. Reading continues at %d",
             self._topic.name,
             offset,

@@ -1,7 +1,7 @@
 """Deleting a stored topic. Blocking.
 
-The folder is renamed first, which the file system does at once: a crash leaves either the whole
-topic, or a folder with a hidden name that no command lists. The next deletion removes it.
+The folder is renamed first, which is atomic: a crash leaves either the whole topic, or a folder
+with a hidden name that no command lists. The next deletion removes it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def check_deletable(folder: Path) -> None:
         raise InvalidArgument(
             f"{folder} is a symbolic link; delete the topic in the folder that it points to"
         )
-    if (folder / topics.BACKUP_FILE).exists():
+    if topics.has_file(folder, topics.BACKUP_FILE):
         raise InvalidArgument(f"{folder} is a backup, not a topic; remove the folder itself")
-    if not (folder / topics.FILE).exists():
+    if not topics.has_file(folder):
         raise NoSuchTopic(topics.no_such_topic(folder))
     for bucket in _bucket_folders(folder):
         owner = owner_of(bucket)

@@ -52,7 +52,7 @@ class GroupSession:
         await self.rebalance()
 
     async def between_pages(self) -> None:
-        """As :meth:`before_read` for a stream, which commits only from time to time."""
+        """Like :meth:`before_read`, but for a stream, which commits only from time to time."""
         if self.auto_commit and time.monotonic() - self._committed > AUTO_COMMIT_SECONDS:
             self._committed = time.monotonic()
             await self.commit()

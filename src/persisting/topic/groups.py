@@ -196,7 +196,7 @@ def try_lock(path: Path, *, create: bool = True) -> LockedFile | None:
         raise
     except OSError as exc:
         raise StorageError(
-            f"cannot open the group's file {path}: {exc.strerror}; fix the cause and try again"
+            f"cannot open the group's file {path}: {exc.strerror}; fix the cause and retry"
         ) from exc
     try:
         file.lock()
@@ -207,7 +207,7 @@ def try_lock(path: Path, *, create: bool = True) -> LockedFile | None:
     except OSError as exc:
         file.free()
         raise StorageError(
-            f"cannot lock the group's file {path}: {exc.strerror}; fix the cause and try again"
+            f"cannot lock the group's file {path}: {exc.strerror}; fix the cause and retry"
         ) from exc
     file.free()
     return None

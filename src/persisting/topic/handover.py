@@ -1,7 +1,7 @@
 """Hands files over to the owners of a topic's buckets, and asks them to flush. Blocking.
 
 This process sends notes, waits for the answers, and owns a bucket itself where nobody else does, or
-where its owner has died. Where notes and answers lie is an :class:`Exchange`: in the folder of the
+where its owner has died. Notes and answers are stored by an :class:`Exchange`: in the folder of the
 topic (:class:`FolderExchange`), or in its object store (:mod:`~persisting.topic.store_handover`).
 """
 
@@ -35,8 +35,8 @@ Place = Path | ObjectStore
 """The folder of a topic, or its object store."""
 
 _LONGEST_STEP = 1.0
-"""What a longer pause between two polls counts as: if this process was stopped, perhaps with the
-whole machine, the owners had no time to answer either."""
+"""A longer pause between two polls counts as this many seconds: if this process was stopped,
+perhaps with the whole machine, the owners had no time to answer either."""
 
 _REPORT_SECONDS = 5.0
 """Seconds between two messages that say what is waited for."""
@@ -50,7 +50,7 @@ def live_owner(folder: Path, bucket: int) -> dict[str, Any] | None:
 
 
 def is_owned(place: Place, buckets: Iterable[int]) -> bool:
-    """Whether a process has one of these buckets open for writing, or has died so."""
+    """Whether a process has one of these buckets open for writing, or died while it had."""
     return bool(_owned(place, buckets))
 
 
@@ -107,7 +107,7 @@ def adopt(
 
 
 class Exchange(Protocol):
-    """Where the notes and answers of one hand-over lie, and who owns the buckets."""
+    """Where the notes and answers of one hand-over are, and who owns the buckets."""
 
     shortest: float
     longest: float
@@ -263,7 +263,7 @@ class _HandOver:
         try:
             self._send(notes)
             self._wait_until_ready(notes)
-            self.unfinished = True  # also if this thread is interrupted from here on
+            self.unfinished = True  # even if this thread is interrupted from here on
             self._exchange.decide()
         except BaseException as exc:
             self.unfinished = self._exchange.may_be_decided()

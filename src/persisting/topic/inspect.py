@@ -1,4 +1,4 @@
-"""Facts about stored topics, for people and tools that inspect them from outside. Blocking.
+"""Facts about stored topics, for users and tools that inspect them from outside. Blocking.
 
 Nothing is opened for writing and nothing is recovered: owners are not disturbed, and what a crashed
 owner left in its log is reported as log.
@@ -154,8 +154,16 @@ def looks_in(root: str | Path | None) -> list[Look]:
     return [
         look(place / name)
         for name in sorted(os.listdir(place))
-        if not name.startswith(".") and (place / name / topics.FILE).exists()
+        if not name.startswith(".") and _may_be_topic(place / name)
     ]
+
+
+def _may_be_topic(folder: Path) -> bool:
+    """Whether there is a topic in a folder, or one that this user may not read."""
+    try:
+        return topics.has_file(folder)
+    except StorageError:
+        return True
 
 
 def look(folder: Path) -> Look:

@@ -81,7 +81,7 @@ class Listener(Protocol):
         """Listen, and return the address that the locks note; may be called again. Blocking."""
 
     async def refuse(self) -> None:
-        """Stop answering calls about buckets; return when none is under way."""
+        """Stop answering calls about buckets, and wait until none is under way."""
 
     async def stop(self) -> None:
         """Stop listening and end all connections."""
@@ -140,7 +140,8 @@ class LocalTopic:
         return await in_thread(self._open, bucket)
 
     async def _backends_of(self, buckets: list[int]) -> list[BucketBackend]:
-        """Return the backends of several buckets; in an object store they are opened at once."""
+        """Return the backends of several buckets; in an object store they are opened in
+        parallel."""
         if self.store is not None:
             missing = [bucket for bucket in buckets if bucket not in self._backends]
             opened = await asyncio.gather(
@@ -209,7 +210,7 @@ class LocalTopic:
             self.listening_at = self.listener.start()
 
     def _open_in_store(self, bucket: int) -> BucketBackend:
-        """As :meth:`_open`; buckets are opened at the same time, since each waits for requests."""
+        """Like :meth:`_open`, but buckets are opened in parallel, since each waits for requests."""
         with self._guard:
             opening = self._opening_in_store.setdefault(bucket, threading.Lock())
         while True:
@@ -259,7 +260,7 @@ class LocalTopic:
     def _owner_log(self) -> OwnerLog | StoreOwnerLog:
         """Return the log of this topic in this process, which is created for its first bucket."""
         if isinstance(self._log, StoreOwnerLog) and self._log.lost:
-            self._log.retire()
+            self._log.retire(wait=False)  # nobody else can open or close a bucket meanwhile
             self._log = None
         if self._log is None or self._log.process != os.getpid():  # a fork gets its own
             options = {**self.config.options, "batch_size": self.config.batch_size}
@@ -288,7 +289,10 @@ class LocalTopic:
         """Remove the log once its last bucket is closed; the next bucket gets a new one."""
         with self._guard:
             retired, self._log = self._log, None
-        if retired is not None:
+        if isinstance(retired, StoreOwnerLog):
+            # Only a topic that is closed waits until unused logs are removed: puts go on meanwhile.
+            retired.retire(wait=self.closed)
+        elif retired is not None:
             retired.retire()
 
     async def put_parts(
@@ -296,7 +300,7 @@ class LocalTopic:
     ) -> None:
         """Store rows in several buckets; return when all are acknowledged.
 
-        Buckets with a log store all of the rows or none, also across a crash. Without a log each
+        Buckets with a log store all of the rows or none, even across a crash. Without a log each
         bucket stores its part by itself.
         """
         while True:
@@ -413,8 +417,8 @@ class LocalTopic:
             await self.listener.stop()
 
     def _wait_for_opening(self) -> None:
-        """Wait until no bucket is being opened that did not see yet that the topic is closed. That
-        may take long, if its log has to be recovered."""
+        """Wait until no bucket is being opened by a call that has not seen that the topic is
+        closed. That may be slow if its log has to be recovered."""
         with self._guard:
             pass
 
@@ -627,7 +631,7 @@ class LocalBucketClient:
         return await self._on_backend(ask)
 
     async def epoch(self) -> int:
-        """Return how often the bucket was restored to an older version."""
+        """Return how many times the bucket was restored, or an owner without a log was killed."""
         return (await self._backend()).epoch()
 
     async def read(self, offset: int, limit: int | None) -> Page:
@@ -659,7 +663,7 @@ class LocalBucketClient:
                     return
             await asyncio.sleep(_PAUSE_SECONDS)  # the backend is being reopened
 
-    async def wait(self, offset: int, epoch: int | None = 0) -> None:
+    async def wait(self, offset: int, epoch: int | None = None) -> None:
         await self._on_backend(lambda backend: backend.wait_beyond(offset, epoch))
 
     async def find(self, timestamp: int) -> int:

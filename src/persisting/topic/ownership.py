@@ -88,7 +88,7 @@ def recover(folder: Path, config: TopicConfig, bucket: int) -> None:
 
 
 def recover_own_log(folder: Path, config: TopicConfig, bucket: int) -> None:
-    """As :func:`recover`, for a log in the bucket's own folder: readers do not follow those.
+    """Like :func:`recover`, but for a log in the bucket's own folder: readers do not follow those.
 
     Version 0.4.0 had a log in each bucket; a backend that is used alone still has one.
     """

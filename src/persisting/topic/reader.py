@@ -246,13 +246,11 @@ class QueueReader(TopicTable):
         return buckets[first:] + buckets[:first]
 
     async def _wait(self, timeout: float | None) -> None:
-        """Return when a bucket has more records, the group may have changed, or time is up."""
+        """Wait until a bucket has more records, the group may have changed, or time is up."""
         if self._group is not None:
             timeout = REBALANCE_SECONDS if timeout is None else min(timeout, REBALANCE_SECONDS)
         tasks = [
-            asyncio.create_task(
-                self._topic.bucket(bucket).wait(offset, self._cursor.epoch(bucket) or 0)
-            )
+            asyncio.create_task(self._topic.bucket(bucket).wait(offset, self._cursor.epoch(bucket)))
             for bucket, offset in self._cursor.offsets().items()
         ]
         tasks.append(asyncio.create_task(_until_set(self._closing)))

@@ -1,6 +1,6 @@
 """Topics that this process only reads: their tables and their owner's log, without a lock.
 
-Another process may own the topic; what it has acknowledged in its log is visible at once, and
+Another process may own the topic; what it has acknowledged in its log is visible immediately, and
 without a log what it has flushed. If this process opens the topic for writing, readers switch to
 its live buckets.
 """
@@ -131,7 +131,7 @@ class ReadonlyBucketClient:
                 return empty
             try:
                 return await call(source)
-            except (BucketClosed, BucketLocked) as exc:  # of another process by now, perhaps
+            except (BucketClosed, BucketLocked) as exc:  # perhaps of another process now
                 if not isinstance(source, LocalBucketClient):
                     raise
                 await self._left(exc)
@@ -200,8 +200,8 @@ class ReadonlyBucketClient:
             if not position.at_limit:
                 await self.wait(position.offset, position.epoch)
 
-    async def wait(self, offset: int, epoch: int | None = 0) -> None:
-        """Return when there is more, or the epoch is not ``epoch``; None stands for any epoch."""
+    async def wait(self, offset: int, epoch: int | None = None) -> None:
+        """Wait until there is more, or the epoch is not ``epoch``; None stands for any epoch."""
         while True:
             source = await self._source()
             if isinstance(source, LocalBucketClient):

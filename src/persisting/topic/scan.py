@@ -123,7 +123,7 @@ def read(
 
 
 def read_matching(view: TableView, part: Slice, where: Filter) -> Iterator[pa.RecordBatch]:
-    """As :func:`read` with metadata and without fields, of a view that is open already."""
+    """Like :func:`read` with metadata and without fields, but of a view that is already open."""
     return _filtered(view, part, [], where, None, metadata=True)
 
 
@@ -139,7 +139,7 @@ def look_up(
 ) -> list[pa.RecordBatch] | None:
     """Return the rows that :func:`read` would with a hint, if an index finds them and they are few;
     None otherwise. Rows that are large on disk are not read to find out. ``table`` is the bucket's
-    table if it is open already.
+    table if it is already open.
 
     Also None if the table is not the one that the slice was made for: reading it will raise.
     """
@@ -171,8 +171,8 @@ def look_up(
 def read_snapshot(
     snapshot: Snapshot, bucket: int, first: int, end: int, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """As :func:`read` with metadata, for offsets ``first`` to ``end`` of a snapshot of a bucket,
-    whose last records may not be in the table yet."""
+    """Like :func:`read` with metadata, but for offsets ``first`` to ``end`` of a snapshot of a
+    bucket, whose last records may not be in the table yet."""
     part = Slice("", bucket, first, min(end, snapshot.persisted))
     if part.start < part.end:
         yield from _plain(snapshot.view, part, list(names), metadata=True)
@@ -217,7 +217,7 @@ def _view(part: Slice, table: Table | None = None) -> TableView:
     if part.version is not None:
         return table.at(part.version)
     table.refresh()
-    if len(table.restores) != part.epoch:
+    if _differs(table, part):
         raise StorageError(
             f"bucket {part.bucket} of {part.folder} was overwritten, or restored to an older "
             "version, since the read was planned; load it again"
@@ -229,6 +229,13 @@ def _view(part: Slice, table: Table | None = None) -> TableView:
             "removed by retention while they were read"
         )
     return view
+
+
+def _differs(table: Table, part: Slice) -> bool:
+    """Whether rows of a part are others now, since the bucket was restored or overwritten."""
+    restores = table.restores
+    since = restores[part.epoch :]
+    return len(restores) < part.epoch or any(restored.end < part.end for restored in since)
 
 
 def _table(part: Slice) -> Table:
@@ -256,7 +263,7 @@ def _plain(
 
 
 def _narrow_structs(view: TableView, shape: pa.Schema) -> dict[str, list[Leaf]]:
-    """Return by name the structs of which only some fields are needed, with these."""
+    """Return the needed fields of those structs that are not needed whole, by name."""
     found = {}
     for asked in shape:
         if asked.name in view.schema.names and pa.types.is_struct(asked.type):

@@ -215,7 +215,7 @@ def bucket_folder(folder: Path, bucket: int) -> Path:
 
 def load(folder: Path, fs: FileSystem) -> TopicConfig | None:
     """Return the configuration of the topic in ``folder``, None if there is no topic."""
-    if (folder / BACKUP_FILE).exists():
+    if has_file(folder, BACKUP_FILE):
         raise StorageError(
             f"{folder} is a backup and cannot be opened as a topic; restore it to a topic with "
             "'persisting backup restore'"
@@ -223,15 +223,33 @@ def load(folder: Path, fs: FileSystem) -> TopicConfig | None:
     return load_any(folder, fs)
 
 
+def has_file(folder: Path, name: str = FILE) -> bool:
+    """Whether a folder has a file, by default that of a topic; raise if this user may not look."""
+    try:
+        return (folder / name).exists()
+    except OSError as exc:
+        raise _unreadable(folder / name, exc) from exc
+
+
 def load_any(folder: Path, fs: FileSystem) -> TopicConfig | None:
-    """As :func:`load`, and accept a backup too."""
+    """Like :func:`load`, but accept a backup too."""
     try:
         data = fs.read(folder / FILE)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:
-        raise StorageError(f"cannot read {folder / FILE}: {exc.strerror}") from exc
+        raise _unreadable(folder / FILE, exc) from exc
     return decode(data, folder / FILE)
+
+
+def _unreadable(path: Path, exc: OSError) -> StorageError:
+    hint = "fix the cause and retry"
+    if isinstance(exc, PermissionError):
+        hint = (
+            "its folder belongs to another user. Change the permissions of the folder, or let the "
+            "other user serve the topic on a cluster"
+        )
+    return StorageError(f"cannot read {path}: {exc.strerror or exc}; {hint}")
 
 
 def decode(data: bytes, path: Path | str) -> TopicConfig:

@@ -134,7 +134,7 @@ def _copy_log(copy: Copy, store: ObjectStore, name: str, listed: list[int]) -> i
                 copy.forget(earlier)
             copied, size = [], 0
         elif is_claim(found.data):
-            break  # what the old owner has stored behind it does not count
+            break  # what the old owner has stored after it does not count
         else:
             before = check_slot(found.data, str(store.address / slot_key(name, slot))).last
             copied.append(f"{place}/{_segment_name(found.data, store, name, slot)}")
@@ -162,7 +162,7 @@ def _check_nothing_is_missing(
 
 
 def _read(store: ObjectStore, name: str, slots: list[int]) -> Iterator[StoredObject | None]:
-    """Yield the objects of slots; not all at once, since a log may be large."""
+    """Yield the objects of slots; not all together, since a log may be large."""
     with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="persisting-slots") as threads:
         for begin in range(0, len(slots), _PARALLEL_READS):
             keys = [slot_key(name, slot) for slot in slots[begin : begin + _PARALLEL_READS]]

@@ -28,7 +28,7 @@ class _Definition(Register[TopicConfig]):
         if not has_nonce(found):
             raise StorageError(
                 f"{self.place} was uploaded from a folder, and the files of a topic in a folder "
-                "are no topic in an object store; copy a topic with 'persisting backup'"
+                "are not a topic in an object store; copy a topic with 'persisting backup'"
             )
         return held
 
@@ -46,7 +46,7 @@ def load(store: ObjectStore) -> TopicConfig | None:
 
 
 def load_any(store: ObjectStore) -> TopicConfig | None:
-    """As :func:`load`, also of a topic whose deletion was interrupted. Blocking."""
+    """Like :func:`load`, but load a topic whose deletion was interrupted too. Blocking."""
     held = register(store).read()
     return None if held is None else _unless_removed(held.content)
 
@@ -61,20 +61,20 @@ def mark_deleted(store: ObjectStore) -> None:
     def change(stored: TopicConfig | None) -> TopicConfig:
         stored = _unless_removed(stored)
         if stored is None:
-            raise NoSuchTopic(f"there is no topic {store.address.name!r} any more")
+            raise NoSuchTopic(f"topic {store.address.name!r} no longer exists")
         return msgspec.structs.replace(stored, backend=DELETED)
 
     register(store).update(change)
 
 
 def mark_removed(store: ObjectStore) -> None:
-    """End a deletion: there is no topic any more. A new one replaces the object by its version."""
+    """End a deletion: the topic no longer exists. A new one replaces the object by its version."""
 
     def change(stored: TopicConfig | None) -> TopicConfig:
         if stored is None:
             raise StorageError(f"{store.address / topics.FILE} was deleted meanwhile")
         if stored.backend != DELETED:
-            return stored  # marked by a swap whose answer was lost, or a new topic already
+            return stored  # marked by a swap whose answer was lost, or already a new topic
         return msgspec.structs.replace(stored, backend=REMOVED, options={})
 
     register(store).update(change)

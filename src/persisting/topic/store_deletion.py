@@ -4,8 +4,7 @@ Every bucket is taken over first: so no live process writes the topic, and the c
 of the take-over refuse whatever a paused one still sends. They must outlive the topic, because a
 request may arrive at any time, perhaps when there is a new topic of the same name. So these small
 objects are kept: of each bucket ``owner.json`` and the newest, empty version of its table, and of
-each log that was taken over its lease and its claim. A new topic of that name continues behind
-them.
+each log that was taken over its lease and its claim. A new topic of that name continues after them.
 
 The definition is marked first. From then on nobody can open the topic, and a deletion that was
 interrupted is completed by the next one. It stays too, marked once more: a DELETE takes no
@@ -63,6 +62,7 @@ def delete(store: ObjectStore) -> None:
             backend = PersistingBackend(number, place, owner_log=log, **config.options)  # type: ignore[arg-type]
             stack.callback(backend.close_now)
             owned.append(backend.bucket)
+        log.wait_for_removals()  # they would take group commits that are deleted below for lost
         store_config.mark_deleted(store)
         for group, works in groups_in(store).items():
             if works:  # kept only if a process was opening it before the mark, and fails now
@@ -80,7 +80,7 @@ def delete(store: ObjectStore) -> None:
 
 
 def _delete_old_logs(store: ObjectStore, own: str) -> None:
-    """Delete the group commits of former owners, also those behind a claim. The claims stay."""
+    """Delete the group commits of former owners, including those after a claim. The claims stay."""
     for key in store.list(LOGS):
         name = key.split("/")[1]
         if name != own and key.startswith(f"{slots_prefix(name)}/"):

@@ -21,7 +21,7 @@ from persisting.bucket.handover_notes import ADOPT, DONE, FAILING, Answer, Note
 from persisting.bucket.producer_sequences import WRITERS, ProducerSequences
 from persisting.bucket.store_notes import DECIDED, SENT, VOID, HandoverState
 from persisting.bucket.store_ownership import FREE, check_free, owner_register
-from persisting.concurrency import timer
+from persisting.concurrency import loop_bridge, timer
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.errors import BucketLocked, StorageError
 from persisting.store.object_store import ObjectChanged, ObjectStore, StoreError
@@ -37,11 +37,11 @@ log = logging.getLogger("persisting")
 
 _BEATS_PER_LEASE = 3
 _TRIES = 3
-"""Attempts to decide if no answer arrives; each is retried for long."""
+"""Attempts to decide if no answer arrives; each is retried for a long time."""
 
 
 def owned_buckets(store: ObjectStore, buckets: Iterable[int]) -> list[int]:
-    """Return the buckets that a process has open for writing, or has left so when it was killed;
+    """Return the buckets that a process has open for writing, or had open when it was killed;
     not those that are only owned for one short change.
 
     One request for each bucket, and one for each of their logs.
@@ -113,7 +113,7 @@ class StoreExchange:
             if not self._state.is_unsettled:
                 raise
             raise StorageError(
-                f"whether the rows of this write are stored is not known: {exc}. Repeat it only "
+                f"it is unknown whether the rows of this write are stored: {exc}. Repeat it only "
                 "with the same writeId, which stores them once"
             ) from exc
 
@@ -245,8 +245,9 @@ class _StateKeeper:
         self._stopped = self._is_gone = False
         self._has_tried = False
         """Whether this process has tried to decide: the attempt may have succeeded unseen."""
-        # Not in the pool, whose threads may all be waiting for owners.
-        self._beating = CoalescedTask(weak_callback(self, _StateKeeper._beat), short=True)
+        self._beating = CoalescedTask(
+            weak_callback(self, _StateKeeper._beat), submit=loop_bridge.submit_heartbeat
+        )
         self._beat_later()
 
     def _beat_later(self) -> None:

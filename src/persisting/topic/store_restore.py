@@ -89,8 +89,8 @@ def _check_restorable(backup: Backup, config: TopicConfig, store: ObjectStore) -
         parts = PurePosixPath(name).parts
         if len(parts) > 1 and parts[0].startswith("bucket_") and parts[1] == LOG:
             raise InvalidArgument(
-                "the backup has a log in the form of versions before 0.4; restore it to a folder, "
-                "open it there, and back it up again"
+                "the backup has a log in the form of version 0.4 or earlier; restore it to a "
+                "folder, open it there, and back it up again"
             )
 
 
@@ -205,7 +205,7 @@ class _Parts:
         keeper_register(self._store, group).create(KeeperRecord(log=log))
 
     def _write_slots(self, contents: dict[str, bytes]) -> str:
-        """Write the segments of a log as its slots, and a claim behind them; return its name."""
+        """Write the segments of a log as its slots, and a claim after them; return its name."""
         name = new_log_name()
         for slot, segment in enumerate(sorted(contents)):
             check_slot(contents[segment], f"{self._copy.source.place}/{segment}")

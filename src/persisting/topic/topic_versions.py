@@ -95,7 +95,7 @@ class TopicVersions:
         try:
             used = await in_thread(self._buckets.tag_files("tags").pins)
         except StorageError as exc:
-            log.warning("pins that belong to no tag are kept for now: %s", exc)
+            log.warning("cannot remove pins that no tag uses; keeping them for now: %s", exc)
             return
         by_bucket = await self._buckets.call_each(Tags())
         pins = {tag["name"] for bucket_tags in by_bucket.values() for tag in bucket_tags}

@@ -17,7 +17,7 @@ FILE = "work.json"
 
 
 class WorkCounts(msgspec.Struct):
-    """How often something has happened since a work group was created."""
+    """How many times each thing has happened since a work group was created."""
 
     delivered: int = 0
     redelivered: int = 0

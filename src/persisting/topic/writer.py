@@ -83,7 +83,7 @@ class QueueWriter(TopicTable):
         ``sequence`` is a whole number that rises from put to put. A put that is retried with the
         same sequence after an error, or after a restart with the same ``writer_id``, is stored
         once. With ``delay``, work groups get the records that many seconds later at the earliest;
-        the delay is stored beside the records, and other readers see them at once.
+        the delay is stored beside the records, and other readers see them immediately.
         """
         self._buckets.check_open()
         if isinstance(record, list):

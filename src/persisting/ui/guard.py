@@ -143,7 +143,7 @@ class Guard:
 def _is_same_site(method: str, headers: Headers, host: str) -> bool:
     """Return whether a request comes from the console's own pages, or only follows a link.
 
-    Browsers send Origin with every form. Programs that send neither header are no browsers, so no
+    Browsers send Origin with every form. Programs that send neither header are not browsers, so no
     other site can make them ask.
     """
     site = headers.get("sec-fetch-site")

@@ -2,9 +2,9 @@
 
 A topic with a log needs no owner: what is acknowledged is in its files. Without a log it is in the
 memory of the process that owns the bucket, which answers on its local socket, or of a node of a
-cluster that the console has joined. Only buckets that have an owner are asked, so that viewing
-makes nobody open a bucket. An owner that does not answer soon is left alone for a while: pages show
-the files meanwhile.
+cluster that the console has joined. Only buckets that have an owner are asked, so viewing never
+makes a process open a bucket. An owner that does not answer soon is left alone for a while: pages
+show the files meanwhile.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Owners:
         return {b: state for b, state in zip(owned, states, strict=True) if state is not None}
 
     def buckets_now(self, topic: str, all_owners: bool) -> dict[int, OwnedBucket]:
-        """As :meth:`buckets`, for a thread: the event loop asks for it."""
+        """Like :meth:`buckets`, but called in a thread: the event loop asks the owners."""
         if self._loop is None or not self.asked_buckets(topic, all_owners):
             return {}
         buckets = self.buckets(topic, all_owners=all_owners)

@@ -164,7 +164,7 @@ class QueryPool:
     """Runs queries in processes."""
 
     def __init__(self, seconds: float, memory: int) -> None:
-        """A query may take so many seconds, and allocate so many bytes."""
+        """A query may take ``seconds``, and allocate ``memory`` bytes."""
         self._seconds, self._memory = seconds, memory
         self._turns = asyncio.Semaphore(_PROCESSES)
         self._long_turns = asyncio.Semaphore(_PROCESSES)

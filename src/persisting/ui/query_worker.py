@@ -77,7 +77,7 @@ def _limit_memory(nbytes: int) -> None:
     except OSError:
         return  # only Linux enforces such a limit
     limit = used + reserved_bytes() + nbytes
-    with suppress(ValueError):  # the process has a lower limit already
+    with suppress(ValueError):  # the process already has a lower limit
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
@@ -105,7 +105,7 @@ def _answered(body: bytes) -> Answer:
         return Answer(result=_run(msgspec.msgpack.decode(body, type=Query)))
     except (StorageError, ValueError) as exc:
         return Answer(error=type(exc).__name__, message=str(exc))
-    except BaseException as exc:  # also a panic of Lance, which is no Exception
+    except BaseException as exc:  # also a panic of Lance, which is not an Exception
         if isinstance(exc, MemoryError) or any(part in str(exc) for part in _NO_MEMORY):
             return Answer(error=QueryTooLarge.__name__, is_last=True)
         message = f"{type(exc).__name__}: {exc}"

@@ -127,7 +127,7 @@ class Parameters:
 
 
 def _whole_number(text: str) -> int | None:
-    """Return a number that fits 64 bits, None if the text is no such number."""
+    """Return a number that fits 64 bits, None if the text is not one."""
     if not text.isascii() or not text.isdecimal() or len(text) > _MAX_DIGITS:
         return None
     return int(text)
@@ -142,7 +142,7 @@ def path_number(request: Request, name: str) -> int:
 
 
 def written_positions(positions: Mapping[int, int]) -> str:
-    """Return offsets by bucket as :meth:`Parameters.positions` reads them."""
+    """Return offsets by bucket in the form that :meth:`Parameters.positions` reads."""
     return ",".join(f"{bucket}:{offset}" for bucket, offset in sorted(positions.items()))
 
 

@@ -226,8 +226,8 @@ class Sampler:
     def _owned(
         self, sample: Sample, name: str, *, has_flushed: bool = False
     ) -> dict[int, OwnedBucket]:
-        """Ask the owners of a topic, all of them if it was flushed; nobody is asked about a topic
-        without an owner."""
+        """Ask the owners of a topic, all of them if it was flushed; of a topic without an owner,
+        none."""
         return self._ask(name, has_flushed) if sample.owners else {}
 
     def _run(self) -> None:
@@ -235,7 +235,7 @@ class Sampler:
             try:
                 self._follow()
             except Exception:
-                log.exception("the console failed to sample the topics; it tries again")
+                log.exception("the console failed to sample the topics; retrying")
             self._stop.wait(self._seconds)
 
     def _follow(self) -> None:
@@ -271,7 +271,7 @@ class Sampler:
                     pipe.close()
         if not self._stop.is_set():
             log.warning(
-                "the process that samples the topics has ended with %d; it is started again",
+                "the process that samples the topics exited with status %d; restarting it",
                 process.returncode,
             )
 
@@ -288,7 +288,7 @@ def _record(sample: Sample) -> None:
     """Add a sample to its history."""
     history, now = sample.history, sample.time
     if sample.problem is not None:
-        return  # its numbers are not known
+        return  # its numbers are unknown
     history.records.add(now, sum(sample.ends.values()))
     history.size.add(now, sample.bytes)
     history.unflushed.add(now, sum(sample.unflushed.values()))

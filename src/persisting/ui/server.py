@@ -86,7 +86,7 @@ async def _joined(options: ConsoleOptions) -> ClusterReader | None:
 
 
 class _Server(uvicorn.Server):
-    """A server that stops cleanly at SIGTERM, and at once at a second Ctrl-C."""
+    """A server that stops cleanly at SIGTERM, and immediately at a second Ctrl-C."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)

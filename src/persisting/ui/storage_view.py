@@ -84,7 +84,7 @@ class TopicsView(ABC):
         return await in_thread(self.read_now, topic, call, reader)
 
     def read_now(self, topic: str, call: Callable[[TopicFolder], _T], reader: str = "pages") -> _T:
-        """As :meth:`read`, in this thread."""
+        """Like :meth:`read`, but in this thread."""
         opened = self._opened(topic, reader)
         with opened.lock:
             return call(opened.source)

@@ -63,10 +63,10 @@ class Tasks:
         *,
         can_stop: bool = False,
     ) -> Task:
-        """Start maintenance of a topic; raise if it runs already."""
+        """Start maintenance of a topic; raise if it is already running."""
         running = [task for task in self._tasks.values() if task.state == "running"]
         if any(task.topic == topic and task.kind == kind for task in running):
-            raise InvalidArgument(f"{kind} of {topic!r} is running already")
+            raise InvalidArgument(f"{kind} of {topic!r} is already running")
         if len(running) >= _MAX_RUNNING:
             raise InvalidArgument(f"{_MAX_RUNNING} tasks are running; wait until one has finished")
         task = Task(next(self._numbers), topic, kind, can_stop=can_stop)

@@ -108,7 +108,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
 def decode_segment_header(data: memoryview) -> SegmentHeader:
     if len(data) < SEGMENT_HEADER_SIZE:
-        raise Broken(0, "the segment header is cut")
+        raise Broken(0, "the segment header is truncated")
     body = data[: _SEGMENT.size]
     if _SEGMENT_CRC.unpack_from(data, _SEGMENT.size)[0] != crc32(body):
         raise Broken(0, "the segment header fails its checksum")
@@ -154,7 +154,7 @@ def decode_frame(data: memoryview, position: int, salt: int) -> tuple[Frame, int
     """Return the frame at ``position`` and the position after it, or raise :class:`Broken`."""
     start = position + FRAME_HEADER_SIZE
     if start > len(data):
-        raise Broken(position, "the frame header is cut")
+        raise Broken(position, "the frame header is truncated")
     magic, kind, codec, flags, length, raw_length, sequence, synced, arrival, checksum, own = (
         _WHOLE_HEADER.unpack_from(data, position)
     )
@@ -164,7 +164,7 @@ def decode_frame(data: memoryview, position: int, salt: int) -> tuple[Frame, int
         raise Broken(position, "no frame begins here")
     end = start + length
     if end > len(data):
-        raise Broken(position, "the frame is cut")
+        raise Broken(position, "the frame is truncated")
     payload = data[start:end]
     if crc32(payload) != checksum:
         raise Broken(position, "the frame's payload fails its checksum")

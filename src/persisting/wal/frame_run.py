@@ -1,7 +1,7 @@
 """Reads many frames in one step: a log of single puts holds a frame for each record.
 
 The checks are those of :func:`~persisting.wal.frame.decode_frame`, which also explains a failure,
-made for all frames at once.
+made for all frames together.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ of the tables.
 
 It also says up to which slot objects may be deleted (``released``). The owner announces this here
 before it deletes them. A new owner first swaps the lease, so that nothing more can be
-announced: every slot behind ``released`` that was ever used is then still there, and the first free
+announced: every slot after ``released`` that was ever used is then still there, and the first free
 one was never used. Only such a slot may hold the claim.
 
 Other processes may *notify* the owner: they swap the lease and increment ``calls``. The owner's
@@ -26,7 +26,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from persisting.concurrency import timer
+from persisting.concurrency import loop_bridge, timer
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.errors import OwnershipLost
 from persisting.store.object_store import ObjectChanged, ObjectStore, StoreError
@@ -41,7 +41,7 @@ _BEATS_PER_LEASE = 3
 NOTHING_RELEASED = -1
 
 _MOST_CALLS = 100
-"""How often others may change the lease during one heartbeat."""
+"""How many times others may change the lease during one heartbeat."""
 
 CALLS = 1
 """The kind of notifications that this version handles; see :attr:`LeaseRecord.answers_calls`."""
@@ -81,7 +81,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     answers_calls: int = 0
     """The latest kind of notifications that the owner handles; 0 if it handles none."""
     calls: int = 0
-    """How often others have notified the owner."""
+    """How many times others have notified the owner."""
     format: int = FORMAT
 
 
@@ -120,8 +120,9 @@ class Lease:
         """Called when this process has lost the log; must be quick."""
         self._calls = 0
         _held_here[name] = self
-        # Not in the pool, whose threads may all be waiting for other owners.
-        self._beating = CoalescedTask(weak_callback(self, Lease._beat), short=True)
+        self._beating = CoalescedTask(
+            weak_callback(self, Lease._beat), submit=loop_bridge.submit_heartbeat
+        )
         self._stopped = False
         self._failure = ""
         """Why the last heartbeat failed; empty if it did not."""
@@ -129,7 +130,7 @@ class Lease:
         """Why this process no longer owns the log; empty while it does."""
 
     def start(self, on_beat: Callable[[], None]) -> None:
-        """Send heartbeats from now on, in threads of the pool, by calling ``on_beat``, which must
+        """Send heartbeats from now on, in threads of their own, by calling ``on_beat``, which must
         not keep the lease alive."""
         self._on_beat = on_beat
         self._beat_later()
@@ -160,13 +161,13 @@ class Lease:
         late = time.monotonic() - self._renewed_at
         if late <= self.seconds:
             return ""
-        # A heartbeat is retried for long before it fails.
+        # A heartbeat is retried for a long time before it fails.
         known = self._failure or self._store.trouble
         cause = f": {known}" if known else ""
         return f"the lease {self._register.place} has not been renewed for {late:.0f} s{cause}"
 
     def beat_soon(self) -> None:
-        """Send a heartbeat now, in a thread of the pool."""
+        """Send a heartbeat now, in another thread."""
         if not self._stopped:
             self._beating.request()
 

@@ -254,7 +254,7 @@ class Log:
             self._failure = _reason(exc)
             raise WALError(
                 f"cannot write to the log in {self.folder}: {_reason(exc)}; nothing of this "
-                "put was stored. Remove the cause and put again"
+                "put was stored. Fix the cause and retry"
             ) from exc
 
     def _append_entries(
@@ -294,7 +294,7 @@ class Log:
         return lasts
 
     def retract(self) -> None:
-        """After a failure, try to cut off the last append, which was not acknowledged.
+        """After a failure, try to truncate the last append, which was not acknowledged.
 
         If that fails, the append may reappear after a crash, like any put whose outcome is unknown.
         """
@@ -302,12 +302,12 @@ class Log:
             if self._unpromised is None or self._active is None:
                 return
             if self._failure is None:
-                self._failure = "the last append was taken back"
+                self._failure = "the last append was rolled back"
             written = self._active.size
             try:
                 self._active.cut(self._unpromised)
             except OSError as exc:
-                log.warning("cannot cut %s back: %s", self._active.path, exc)
+                log.warning("cannot truncate %s: %s", self._active.path, exc)
             else:
                 self._size -= written - self._active.size
 

@@ -2,7 +2,7 @@
 
 It has the calls of :class:`persisting.wal.log.Log`, so that group commit does not know which of the
 two it writes to. Differences: an append is durable when it returns, so there is nothing to sync or
-to take back; and after a failure nobody may know whether the object was stored.
+to take back; and after a failure it may be unknown whether the object was stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from persisting.wal.slots import is_claim, slot_key, slots_prefix
 log = logging.getLogger("persisting")
 
 _RELEASED_BYTES = 8 * 1024 * 1024
-"""Released bytes that are deleted at once; fewer wait for the next heartbeat, which is free."""
+"""Released bytes that are deleted immediately; fewer wait for the next heartbeat, which is free."""
 
 
 class _Slot(NamedTuple):
@@ -47,10 +47,10 @@ class BegunSlot(NamedTuple):
 class ObjectLog:
     """Appends group commits, and releases those whose records the tables hold. Thread-safe.
 
-    Several slots may be under way at once (:meth:`begin`, :meth:`store`), up to
+    Several slots may be under way at the same time (:meth:`begin`, :meth:`store`), up to
     :data:`~persisting.wal.slots.MOST_UNDER_WAY`. The caller finishes them in the order of their
     numbers (:meth:`finish`), and acknowledges none if an earlier one failed: whoever takes over
-    puts its claim into the first free slot, and what lies behind it does not count.
+    puts its claim into the first free slot, and what comes after it does not count.
     """
 
     def __init__(self, store: ObjectStore, lease: Lease) -> None:
@@ -169,7 +169,7 @@ class ObjectLog:
             self._store.create(key, data)
         except ObjectExists as exc:
             if is_claim(exc.found.data):
-                # Not only the lease ends: slots behind a claim are free, and do not count.
+                # Not only the lease ends: slots after a claim are free, and do not count.
                 self._failure = f"{key} holds the claim of another process"
                 self._lease.give_up("another process claimed it")
                 self._lease.check()
@@ -177,9 +177,9 @@ class ObjectLog:
             raise WALError(f"cannot write to the log {self.place}: {self._failure}") from None
         except OutcomeUnknown as exc:
             # Readers of other processes may have seen the slot, so its records must keep their
-            # offsets if it is there. Only the next owner can tell, behind a claim.
+            # offsets if it is there. Only the next owner can tell, after a claim.
             self._failure = str(exc)
-            self._lease.give_up(f"nobody knows whether {key} was stored ({exc})")
+            self._lease.give_up(f"it is unknown whether {key} was stored ({exc})")
             raise WALError(
                 f"cannot write to the log {self.place}: {exc}. The put may be stored; with a "
                 "writer_id it can be repeated safely"
@@ -228,7 +228,7 @@ class ObjectLog:
         """Renew the lease, and announce the slots that were released; have them deleted. Blocking.
 
         Only announced slots are deleted: see :mod:`persisting.wal.lease`. The next heartbeat does
-        not wait for that, since a store may refuse deletions, and nothing else, for long.
+        not wait for that, since a store may refuse deletions, and nothing else, for a long time.
         """
         with self._guard:
             target, self._released_bytes = self._released_slot, 0

@@ -212,7 +212,7 @@ class Recovery:
     ) -> str | None:
         """The evidence that ``expected`` had been synced, None if there is none."""
         for path, header in self._later(paths, data, position):
-            # Records that the table holds are no loss, unless records above them follow.
+            # Records that the table holds are not lost, unless records above them follow.
             beyond = expected > self.after or header.sequence > self.after
             if header.synced >= expected and beyond:
                 return f"{path.name} says so in the frame of sequence {header.sequence}"
@@ -242,10 +242,10 @@ class Recovery:
         self.copies.append(copy)
         self.trimmed_bytes += len(rest)
         log.warning(
-            "log segment %s: cut off %d bytes at byte %d, kept as %s",
+            "log segment %s: truncated at byte %d; the %d bytes removed are kept as %s",
             path,
-            len(rest),
             position,
+            len(rest),
             copy,
         )
 
@@ -255,8 +255,8 @@ class Recovery:
         """Raise if there is a gap or an overlap before a segment; the table may fill a gap."""
         if expected is not None and first < expected:
             raise WALError(
-                f"log segment {path} begins at sequence {first}, which an earlier segment holds "
-                "already: one of them was copied. Restore the original files of the log"
+                f"log segment {path} begins at sequence {first}, which an earlier segment "
+                "already holds: one of them was copied. Restore the original files of the log"
             )
         last = max(expected or 0, self.after + 1) - 1
         if expected is None and start is not None:
@@ -308,8 +308,8 @@ class Recovery:
     def _check_header(self, path: Path, header: SegmentHeader) -> None:
         if header.version > FORMAT_VERSION:
             raise WALError(
-                f"log segment {path} has format {header.version}, this version reads up to "
-                f"{FORMAT_VERSION}; upgrade persisting"
+                f"log segment {path} has format {header.version}, but this version reads "
+                f"up to {FORMAT_VERSION}; upgrade persisting"
             )
         if parse_name(path.name) != (header.first_sequence, header.salt):
             raise WALError(

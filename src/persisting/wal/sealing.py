@@ -113,7 +113,8 @@ def seal(
     """End a log whose owner is taken for dead; ``claimant`` is the log of this process.
 
     ``seen`` is the lease as it was read last: if the owner has not changed it since, it is not read
-    once more. Several processes may end a log at once, for different buckets: one claim serves all.
+    once more. Several processes may end a log at the same time, for different buckets: one claim
+    serves all.
     """
     held = seen or _present(lease_register(store, name).read(), store, name)
     # The listing is only a hint where to begin: what decides is which object can be created. So it
@@ -121,13 +122,15 @@ def seal(
     listing = request_pool().submit(_slots_behind, store, name, held.content.released)
     lease = _take_lease(store, name, claimant, held)
     used = listing.result()
-    if lease.taken_by != claimant:
-        # Whoever ended the log before may remove it now. Deletions are announced in the lease, so
-        # one that is read after the listing names all slots that the listing lacks for that reason.
+    has_gap = any(slot > first_free(used, lease.released + 1) for slot in used)
+    if lease.taken_by != claimant or has_gap:
+        # Whoever ended the log, before or since, may remove it now. Its claim stays after the gap
+        # then. Deletions are announced in the lease, so one that is read after the listing names
+        # all slots that the listing lacks for that reason.
         lease = _present(lease_register(store, name).read(), store, name).content
     released = lease.released
     end = first_free(used, released + 1)
-    # Slots that the owner was storing may lie behind a claim; they were never acknowledged.
+    # Slots that the owner was storing may come after a claim; they were never acknowledged.
     before = lease.released_through
     last = range(max(released + 1, end - MOST_UNDER_WAY), end)
     objects = request_pool().map(lambda slot: store.get(slot_key(name, slot)), last)
@@ -149,7 +152,7 @@ def seal(
 
 
 def _slots_behind(store: ObjectStore, name: str, released: int) -> set[int]:
-    """Return the slots in use behind those that were released."""
+    """Return the slots in use after those that were released."""
     after = slot_key(name, released) if released >= 0 else None
     return {slot_of(key) for key in store.list(slots_prefix(name), after=after)}
 
@@ -157,10 +160,10 @@ def _slots_behind(store: ObjectStore, name: str, released: int) -> set[int]:
 def check_nothing_is_missing(
     store: ObjectStore, name: str, free: int, before: int, behind: list[int]
 ) -> None:
-    """Raise if a slot behind a free one shows that the free one was acknowledged and lost.
+    """Raise if a slot after a free one shows that the free one was acknowledged and lost.
 
     ``before`` is the last sequence before the free slot, ``behind`` are the slots after it. They do
-    not count otherwise: the owner was storing several at once.
+    not count otherwise: the owner was storing several at a time.
     """
     for slot in behind:
         key = slot_key(name, slot)
@@ -191,8 +194,9 @@ def _take_lease(
 
 
 def begin_reading(store: ObjectStore, sealed: SealedLog) -> Callable[[], list[bytes]]:
-    """Begin to read the group commits of a sealed log, many at once; the returned function waits
-    for them, and returns them in order and checked. Nothing is read after the first failure."""
+    """Begin to read the group commits of a sealed log, many in parallel; the returned function
+    waits for them, and returns them in order and checked. Nothing is read after the first
+    failure."""
     has_failed = threading.Event()
 
     def read(slot: int) -> bytes:

@@ -34,8 +34,8 @@ from persisting.wal.frame_run import FrameRun, read_run
 
 LOGS = "log"
 MOST_UNDER_WAY = 4
-"""How many slots an owner may be storing at once. It acknowledges them in order, so a slot behind a
-free one was never acknowledged, and at most this many less one lie behind a claim."""
+"""How many slots an owner may be storing at a time. It acknowledges them in order, so a slot after
+a free one was never acknowledged, and at most this many less one come after a claim."""
 
 _CLAIM = b"PSTCLAIM"
 _NAME = re.compile(r"[0-9]{20}-[0-9a-f]{16}")
@@ -143,7 +143,7 @@ def broken_slot(data: bytes) -> str | None:
         runs = list(_unchecked_runs(data))
     except Broken as exc:
         return str(exc)
-    return None if runs else "it holds nothing"
+    return None if runs else "it is empty"
 
 
 def complete_entries(data: bytes, place: str) -> bytes:
@@ -183,5 +183,5 @@ def check_slot(data: bytes, place: str) -> SlotSequences:
             durable = int(run.headers["synced"][0])
         last = run.next_sequence - 1
     if durable is None:
-        raise WALError(f"the log object {place} is damaged: it holds nothing")
+        raise WALError(f"the log object {place} is damaged: it is empty")
     return SlotSequences(last, durable)

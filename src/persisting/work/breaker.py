@@ -80,5 +80,6 @@ class Breaker:
         return 1
 
     def retry_at(self) -> int:
-        """Return when the next delivery may be allowed; 0 while the breaker is closed."""
+        """Return the time at which the next delivery may be allowed; 0 while the breaker is
+        closed."""
         return self._next_probe if self._pause else 0

@@ -34,7 +34,7 @@ class BucketState:
         """The first offset that was neither delivered nor read ahead."""
         self.epoch = 0
         self.generation = 0
-        """How often the end went back: the offsets from there on hold other records."""
+        """How many times the end went back: the offsets from there on hold other records."""
         self.cuts: list[tuple[int, int]] = []
         """Generations with the end that they began with, both rising."""
         self.delays: list[tuple[int, int, int]] = []

@@ -88,7 +88,7 @@ class BatchedAcks:
         return await future
 
     async def finish(self) -> None:
-        """Return when no acknowledgement is under way."""
+        """Wait until no acknowledgement is under way."""
         if self._sending is not None:
             await asyncio.wait([self._sending])
 

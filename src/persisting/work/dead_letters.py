@@ -170,7 +170,7 @@ class DeadLetterWriter:
 
     async def _make_durable(self, bucket: int, number: int) -> None:
         """Sync what was put to a bucket: it may have no log, or one with rare syncs, as its present
-        owner opened it. Raise if an owner without a log has died with it."""
+        owner opened it. Raise if an owner without a log died before the dead letter was durable."""
         assert self._letters is not None
         assert self._writer is not None
         client = self._letters.bucket(bucket)
@@ -180,10 +180,12 @@ class DeadLetterWriter:
         else:
             await client.flush()
         if await client.last_number(self._writer.writer_id) < number:
-            raise StorageError(f"the owner of topic {self._letters.name!r} has died with it")
+            raise StorageError(
+                f"the owner of topic {self._letters.name!r} died before the dead letter was durable"
+            )
 
     async def _letter(self, dying: DyingRecord, read: dict[str, Any] | None) -> dict[str, Any]:
-        """Return a dead letter; ``read`` is its record if that was read already.
+        """Return a dead letter; ``read`` is its record if that was already read.
 
         If the record is damaged, or retention has removed it, only its origin is left.
         """
@@ -268,7 +270,7 @@ class DeadLetterWriter:
         letters, self._letters, self._writer = self._letters, None, None
         if letters is not None:
             self._closing = asyncio.create_task(self._close(letters))
-        if self._closing is not None:  # also if its caller was cancelled
+        if self._closing is not None:  # even if its caller was cancelled
             await asyncio.shield(self._closing)
 
     async def _close(self, letters: Topic) -> None:

@@ -41,7 +41,7 @@ class Delivery:
 
     @property
     def attempt(self) -> int:
-        """How often the record was delivered to this group, with this time; 1 at first."""
+        """How many times the record was delivered to this group, this time included; 1 at first."""
         return self._lease.attempt
 
     @property

@@ -43,7 +43,7 @@ class Feed:
         self._wake = {bucket: asyncio.Event() for bucket in buckets}
         """By bucket, set when it is to be checked without waiting for a change."""
         self._round = 0
-        """How often members have asked to check all buckets."""
+        """How many times members have asked to check all buckets."""
         self._looked = dict.fromkeys(buckets, -1)
         """By bucket, the round in which its last check began."""
         self._asking: list[tuple[int, list[LoopWaiter]]] = []
@@ -82,7 +82,7 @@ class Feed:
                     if asked and getattr(client, "may_be_behind", False):
                         await client.call(MakeDurable(NEVER))
                     end, epoch, done = await self._look(number, client)
-                finally:  # also if it failed: a bucket must not hold back the others
+                finally:  # even if it failed: a bucket must not hold back the others
                     self._end_look(number, began)
                 reported = False
                 self._seen.add(number)
@@ -176,7 +176,7 @@ class Feed:
             await self._keeper.cut(number, start, end, epoch)
 
     async def _changes(self, number: int, client: BucketClient, end: int, epoch: int) -> None:
-        """Return when there may be something new; retention is noticed only by polling."""
+        """Wait until there may be something new; retention is noticed only by polling."""
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._wake[number].wait())]
         if self._has_log:
             waits.append(asyncio.ensure_future(client.wait(end, epoch)))

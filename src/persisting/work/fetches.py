@@ -50,7 +50,7 @@ class BatchedFetches:
             raise
 
     async def finish(self) -> None:
-        """Return when no claim is under way, and what nobody waits for is given back."""
+        """Wait until no claim is under way, and records that no caller waits for are given back."""
         if self._fetching is not None:
             await asyncio.wait([self._fetching])
 

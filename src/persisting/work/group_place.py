@@ -58,13 +58,13 @@ class GroupPlace(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """What two places of one topic have in common."""
+        """Equal for two places of one topic."""
 
     def __str__(self) -> str:
         """Return the place of the topic."""
 
     def check_same_topic(self) -> None:
-        """Raise if the topic was deleted since it was opened, also if it was created again."""
+        """Raise if the topic was deleted since it was opened, even if it was created again."""
 
     def check_mode(self, group: str) -> None:
         """Raise if a group is one that commits offsets."""

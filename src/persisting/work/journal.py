@@ -33,7 +33,7 @@ _TRIES = 20
 
 
 class JournalEntry(NamedTuple):
-    """What a keeper makes durable at once."""
+    """What a keeper makes durable together."""
 
     first: int
     """The number of operations before these."""
@@ -136,7 +136,7 @@ def replayed(frames: Iterable[Frame], place: str) -> GroupState:
 
 
 def replayed_until(frames: Iterable[Frame], place: str) -> tuple[GroupState, int]:
-    """As :func:`replayed`; also return when the last frame was written, by its keeper's clock."""
+    """Like :func:`replayed`, but also return the time of the last frame, by its keeper's clock."""
     state, latest = GroupState(), 0
     for frame in frames:
         latest = max(latest, frame.arrival)

@@ -1,8 +1,8 @@
 """The keeper of a work group: answers its members, and journals every change before it answers.
 
-The state is changed under a lock, at once. The operations wait for the next write of the journal,
-which one thread does for all calls that wait. After a failed write the keeper ends: the state in
-memory is ahead of the disk, and the next keeper replays what is durable.
+The state is changed immediately, under a lock. The operations wait for the next write of the
+journal, which one thread does for all calls that wait. After a failed write the keeper ends: the
+state in memory is ahead of the disk, and the next keeper replays what is durable.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Keeper:
         """Lease up to ``count`` records; wait for the first one up to ``wait`` seconds.
 
         Returns the leases, and how many seconds after the call they began. A claim with a number
-        above 0 may be repeated after its answer was lost, also to the next keeper: it gets the same
+        above 0 may be repeated after its answer was lost, even to the next keeper: it gets the same
         records. ``answered`` says that the member has the answers to all claims with lower numbers,
         ``readers`` for how many readers it asks, ``without`` which buckets it cannot read now.
         """
@@ -378,7 +378,7 @@ class Keeper:
     async def extend(
         self, leases: Sequence[Sequence[int]], lease: float
     ) -> tuple[int, list[tuple[int, int, int]]]:
-        """Renew leases; return when they end now, and those that are lost."""
+        """Renew leases; return their new end, and those that are lost."""
         with self._guard:
             self._check()
             now = self.clock.now()
@@ -421,8 +421,8 @@ class Keeper:
             raise lost_lease(bucket, offset)
 
     async def look(self) -> None:
-        """Return when what was put before this call can be claimed, or after a while: a bucket that
-        cannot be read must not hold back the others."""
+        """Wait until what was put before this call can be claimed, or for a while at most: a bucket
+        that cannot be read must not hold back the others."""
         with self._guard:
             self._check()
             looked = LoopWaiter()
@@ -652,7 +652,8 @@ class Keeper:
     def letters_failed(self, error: Exception) -> None:
         """Report that dead letters could not be written; the records stay open.
 
-        Members whose records are in later batches are told as well: they would wait for long.
+        Members whose records are in later batches are told as well: they would wait for a long
+        time.
         """
         with self._guard:
             self.dead_letter_error = str(error)

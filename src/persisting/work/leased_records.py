@@ -188,7 +188,7 @@ async def _read_intact(
 ) -> Rows:
     """Read each record by itself, and note the errors of those that are damaged.
 
-    A read fails as a whole, also if only a record that was read ahead is damaged.
+    A read fails as a whole, even if only a record that was read ahead is damaged.
     """
     rows: Rows = []
     for lease in run:

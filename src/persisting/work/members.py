@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _MEMBER_MICROSECONDS = 60_000_000
-"""A member that has not asked for records for so long does not count."""
+"""A member that has not asked for records for this long does not count."""
 
 _FAILURES_OF_DEATH = 5
-"""The leases of a member that has died count as so many failures at most."""
+"""The leases of a member that has died count as this many failures at most."""
 
 _MOST_DEATHS = 1024
 

@@ -1,4 +1,4 @@
-"""Reads of many single records: those of neighbouring offsets at once.
+"""Reads of many single records: those of neighbouring offsets together.
 
 A read of one stored record costs nearly as much as a read of hundreds.
 """

@@ -28,7 +28,7 @@ _READ_AHEAD = {"key": "q", "priority": "i"}
 """Columns of groups that read ahead: a hash of the key, and the priority."""
 
 _REDRIVEN = {"letter": "q"}
-"""Where the dead letter is that the record was re-driven from, plus one."""
+"""The place of the dead letter that the record was re-driven from, plus one."""
 
 _LATER = {"since": "q"}
 """Since when the record may be delivered if that is not its arrival: the end of its delay, or when

@@ -282,7 +282,7 @@ class WorkReader(AsyncClosing):
         for delivery in listed:
             if not isinstance(delivery, Delivery) or delivery.group_key != self.group_key:
                 raise InvalidArgument(
-                    f"{delivery!r} is no delivery of work group {self.group!r} of topic "
+                    f"{delivery!r} is not a delivery of work group {self.group!r} of topic "
                     f"{self.topic!r}: acknowledge it with a reader of its own group"
                 )
         lost: list[Sequence[int]] = []
@@ -368,7 +368,7 @@ class WorkReader(AsyncClosing):
 
         Runs until the reader is closed; with ``wait=False`` until nothing can be delivered. Returns
         how many records were acknowledged. When the reader is closed, or this call is cancelled,
-        handlers that run are cancelled, and their records are delivered again at once. A thread
+        handlers that run are cancelled, and their records are delivered again immediately. A thread
         cannot be cancelled: its record is delivered again when the lease has ended.
         """
         _seconds("backoff", backoff, 0.0, _MOST_DELAY)
@@ -398,7 +398,7 @@ class WorkReader(AsyncClosing):
         """Return the dead letters of this group that were not re-driven.
 
         Each is the record with the field ``dead_letter``: number, topic, bucket, offset, reason and
-        more. ``where`` is an SQL condition on any of these, as ``dead_letter.attempts > 3``.
+        more. ``where`` is an SQL condition on any of these, such as ``dead_letter.attempts > 3``.
         """
         async with aclosing(self._undriven_letters(where)) as pages:
             return [letter async for page in pages for _, letter in page]
@@ -471,7 +471,7 @@ class WorkReader(AsyncClosing):
 
         Fetches that wait raise :class:`BucketClosed`, and :meth:`run` returns. Deliveries that were
         handed out keep their leases until these end. A handler may close its own reader: the call
-        returns at once, and the rest is done when the handler has returned.
+        returns immediately, and the rest is done when the handler has returned.
         """
         caller = asyncio.current_task()
         if self._closed is None:
@@ -505,17 +505,17 @@ class SyncWorkReader(SyncQueue):
     """A work reader whose methods block, as do those of its deliveries."""
 
     def deliveries(self, *args: Any, **kwargs: Any) -> Iterator[SyncQueue]:
-        """As :meth:`WorkReader.deliveries`."""
+        """See :meth:`WorkReader.deliveries`."""
         for delivery in self.__getattr__("deliveries")(*args, **kwargs):
             yield SyncQueue(delivery, self._home)
 
     def fetch(self, *args: Any, **kwargs: Any) -> list[SyncQueue]:
-        """As :meth:`WorkReader.fetch`."""
+        """See :meth:`WorkReader.fetch`."""
         fetched = self._run(self._queue.fetch(*args, **kwargs))
         return [SyncQueue(delivery, self._home) for delivery in fetched]
 
     def ack(self, deliveries: Iterable[SyncQueue]) -> None:
-        """As :meth:`WorkReader.ack`."""
+        """See :meth:`WorkReader.ack`."""
         self._run(self._queue.ack([delivery._queue for delivery in deliveries]))
 
 

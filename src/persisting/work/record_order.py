@@ -15,7 +15,7 @@ _MOST_PRIORITY = (1 << 31) - 1
 def order_of(
     record: dict[str, Any], settings: Settings, offset: int, now: int
 ) -> tuple[int, int, int]:
-    """Return when a record may be delivered, the hash of its key, and its priority.
+    """Return the time from which a record may be delivered, the hash of its key, and its priority.
 
     A field that is missing, or of another type, counts as not given.
     """

@@ -83,8 +83,8 @@ class HandlerRun:
     def stop(self, caller: asyncio.Task[Any] | None = None) -> asyncio.Task[None]:
         """Begin no further handler and cancel those that run; return the task that does it.
 
-        Their records are delivered again at once. A handler that is the caller runs to its end, and
-        the outcomes of those that have returned are still stored.
+        Their records are delivered again immediately. A handler that is the caller runs to its end,
+        and the outcomes of those that have returned are still stored.
         """
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(caller))

@@ -36,7 +36,7 @@ _RECENT = 4096
 
 _LEAST_SHARE = 256
 """A claim of at most this many records takes all of them from one bucket, if that has enough: they
-are journaled and read at once."""
+are journaled and read together."""
 
 _FEW_MEMBERS = 64
 
@@ -66,7 +66,7 @@ class _Claim(NamedTuple):
 
     now: int
     wanted: int
-    """At most so many records."""
+    """The number of records at most."""
     lease: int
     member: str
     leases: list[RecordLease]
@@ -303,7 +303,7 @@ class GroupState:
         return lost
 
     def reject(self, now: int, bucket: int, offset: int, token: int, reason: str) -> bool:
-        """Send a record on its way to the dead letters; False if it already is there.
+        """Send a record on its way to the dead letters; False if it is already there.
 
         The call may be repeated. Raises :class:`LeaseLost` if another member has the record.
         """
@@ -329,7 +329,7 @@ class GroupState:
     def next_batch(self, most: int, above: int = 0) -> list[Position]:
         """Return the records whose dead letters are to be put next.
 
-        Their numbers are consecutive, the last one is ``self.batch``. The batch stays the same
+        Their numbers are consecutive; the last one is ``self.batch``. The batch stays the same
         until :meth:`finish_batch`, except for records that a restore or retention removes: its put
         may have to be repeated. A new batch has numbers above ``above``, the last one that the dead
         letters have stored.
@@ -414,14 +414,14 @@ class GroupState:
         self._saw(now)
 
     def next_due(self, numbers: Iterable[int]) -> int:
-        """Return when the next record of some buckets may be delivered again, at the earliest."""
+        """Return the earliest time at which a record of some buckets may be delivered again."""
         buckets = [self.bucket(number) for number in numbers]
         waiting = (0 if b.dirty or b.more or b.ready else b.next_due for b in buckets)
         return min(waiting, default=NEVER)
 
     def oldest(self, number: int, now: int, span: tuple[int, int]) -> tuple[int | None, int | None]:
         """Return the two unacknowledged records of a bucket that may have been available for the
-        longest time, as :meth:`OpenRecords.oldest`; ``span`` is what may be delivered."""
+        longest time, like :meth:`OpenRecords.oldest`; ``span`` is what may be delivered."""
         bucket, (start, end) = self.bucket(number), span
         offset, since = bucket.records.oldest(now)
         first = max(bucket.next, start)
@@ -685,8 +685,8 @@ class GroupState:
             ) from exc
         if snapshot.format > FORMAT:
             raise StorageError(
-                f"a snapshot of a work group has format {snapshot.format}, this version reads up "
-                f"to {FORMAT}; upgrade persisting"
+                f"a snapshot of a work group has format {snapshot.format}, but this version reads "
+                f"up to {FORMAT}; upgrade persisting"
             )
         state = cls()
         state.operations, state._token = snapshot.operations, snapshot.token

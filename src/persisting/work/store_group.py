@@ -68,7 +68,7 @@ from persisting.work.state import GroupState
 log = logging.getLogger("persisting")
 
 _SNAPSHOT_WRITES = 256
-"""After so many writes the state is written whole: the next keeper reads all slots since then."""
+"""The state is written whole after this many writes: the next keeper reads all slots since then."""
 
 _PARALLEL = 16
 
@@ -286,8 +286,8 @@ class StoreGroup:
         self._log.close()
 
     def release(self, *, clean: bool) -> None:
-        """Let the next keeper take over at once, also after a failure: this process writes nothing
-        more to the journal. Without one, nothing can arrive late either."""
+        """Let the next keeper take over immediately, even after a failure: this process writes
+        nothing more to the journal. Without one, nothing can arrive late either."""
         try:
             self._swap(owner=NOBODY, socket="", closed=clean)
         except KeptElsewhere:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 STAY_MICROSECONDS = 250_000
 STAY_RECORDS = 1024
-"""A member takes new records from one bucket for this long, or until it has claimed so many."""
+"""A member takes new records from one bucket for this long, or until it has claimed this many."""
 
 _MOST_MEMBERS = 1024
 """Members that are remembered: those that died are never heard of again."""

@@ -34,7 +34,7 @@ class Dropped(msgspec.Struct):
 
 @click.group(cls=CommandGroup)
 def index() -> None:
-    """Create, list and drop the indexes that make searches and look-ups fast.
+    """Create, list and drop the indexes that make searches and lookups fast.
 
     \b
     Example:
@@ -59,8 +59,8 @@ def create(
 ) -> None:
     """Index a field in every bucket; an existing index of the same kind is rebuilt.
 
-    The owner of the topic keeps the index up to date. The topic must not be open for writing in
-    another process. For large topics see 'persisting pipeline index', which distributes the work.
+    The owner of the topic keeps the index up to date. Another process of the same user may have the
+    topic open. For large topics see 'persisting pipeline index', which distributes the work.
 
     \b
     Examples:

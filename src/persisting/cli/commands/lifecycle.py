@@ -51,7 +51,11 @@ class Deleted(msgspec.Struct):
 @parameters.bucket_column
 @click.option("--backend", help="Backend of the topic.  [default: persisting]")
 @click.option(
-    "--set", "settings", type=Setting(), multiple=True, help="Option of the backend; repeatable."
+    "--set",
+    "settings",
+    type=Setting(),
+    multiple=True,
+    help="Option of the backend; may be repeated.",
 )
 @parameters.storage
 @parameters.as_json
@@ -79,7 +83,7 @@ def create(
     place = topics_access.place_of(topic, storage)
     if place.exists:
         raise click.UsageError(
-            f"The topic {place.name!r} exists already; 'persisting describe' shows it."
+            f"The topic {place.name!r} already exists; 'persisting describe' shows it."
         )
     if backend == "memory":
         raise click.UsageError("The backend 'memory' stores nothing; choose another --backend.")
@@ -168,9 +172,9 @@ def _delete_in_store(
 
 def _delete_folder(folder: Path, dry_run: bool, yes: bool, as_json: bool) -> None:
     from persisting.topic import deletion, inspect
-    from persisting.topic.spec import FILE
+    from persisting.topic.spec import has_file
 
-    if not (folder / FILE).exists() and not dry_run and deletion.remove_leftovers(folder):
+    if not has_file(folder) and not dry_run and deletion.remove_leftovers(folder):
         result = Deleted(folder.name, str(folder), 0, 0)
         text = f"the rest of topic {folder.name}, whose deletion was interrupted, is removed"
         output.show(result, as_json, lambda: output.line(text))

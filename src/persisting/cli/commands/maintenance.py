@@ -150,7 +150,7 @@ def _print_verified(result: verification.Verified) -> None:
         output.line(f"damaged: bucket {damage.bucket}, {damage.file}: {damage.problem}")
     for log in result.logs:
         if log.state == "unused":
-            output.line(f"not needed any more, the next owner removes it: {log.path}")
+            output.line(f"no longer needed; the next owner removes it: {log.path}")
         elif log.problem is not None:
             place = "shared log" if log.bucket is None else f"log of bucket {log.bucket}"
             output.line(f"damaged: {place}: {log.problem}")

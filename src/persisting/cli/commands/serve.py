@@ -71,9 +71,9 @@ def serve(
     """Run a storage node of a Pulsing cluster, which owns buckets until SIGTERM or Ctrl-C.
 
     Prints one line when it is ready, and a health line from time to time. At SIGTERM it flushes and
-    closes its buckets, so that other nodes take over at once, and exits with 0. It owns only topics
-    in the storage folder, which all nodes of the cluster share, or below an address in an object
-    store. Needs persisting[pulsing].
+    closes its buckets, so that other nodes take over immediately, and exits with 0. It owns only
+    topics in the storage folder, which all nodes of the cluster share, or below an address in an
+    object store. Needs persisting[pulsing].
 
     \b
     Examples:

@@ -44,8 +44,8 @@ class TopicVersion(msgspec.Struct):
 def tag(topic: str, name: str | None, delete: bool, storage: str, as_json: bool) -> None:
     """Tag the current state of a topic with a name; without a name, list the tags.
 
-    A tagged state survives retention and the cleanup of old versions. The topic must not be open
-    for writing in another process; call tag() on its queue there.
+    A tagged state survives retention and the cleanup of old versions, and holds every record that
+    was acknowledged before. Another process of the same user may have the topic open.
 
     \b
     Examples:

@@ -162,13 +162,15 @@ def show(topic: str, group: str, number: int, storage: str, as_json: bool) -> No
 @parameters.topic
 @_group
 @_where
-@click.option("--number", "numbers", type=int, multiple=True, help="Only this letter; repeatable.")
+@click.option(
+    "--number", "numbers", type=int, multiple=True, help="Only this letter; may be repeated."
+)
 @click.option(
     "--offset",
     "offsets",
     type=click.IntRange(min=0),
     multiple=True,
-    help="Only the letter at this offset of bucket 0 of the dead letters; repeatable.",
+    help="Only the letter at this offset of bucket 0 of the dead letters; may be repeated.",
 )
 @parameters.dry_run
 @parameters.yes

@@ -96,10 +96,10 @@ _target = parameters.bundled(
 def put(topic: str, file: str, target: _Target) -> None:
     """Store JSON lines from a pipe or a file durably in a topic.
 
-    Prints how many records are durable, also if an error or Ctrl-C stops it; then a write id is
+    Prints how many records are durable, even if an error or Ctrl-C stops it; then a write id is
     printed too, under which the command can be repeated without duplicates. A topic that does not
-    exist is created durable, as by 'persisting create'. The topic must not be open for writing in
-    another process. A file whose name ends in .gz or .zst is decompressed.
+    exist is created durable, as by 'persisting create'. If another process of the same user has the
+    topic open, the records go through it. A file whose name ends in .gz or .zst is decompressed.
 
     \b
     Examples:

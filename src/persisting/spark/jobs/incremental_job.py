@@ -45,7 +45,7 @@ class _CheckpointSource(msgspec.Struct):
     topic: str = ""
     """The id of the source topic; empty in checkpoints written before topics had one."""
     target: str = ""
-    """The folder or the address of the target; empty if the checkpoint lies in the target."""
+    """The folder or the address of the target; empty if the checkpoint is in the target."""
     target_topic: str = ""
     """The id of the target topic; empty before it exists."""
 
@@ -173,7 +173,7 @@ def _check_source(
     another target, which has other rows.
 
     The path of a folder is relative, so that both topics can be moved together. ``target`` is empty
-    for a checkpoint that lies in its target.
+    for a checkpoint that is in its target.
     """
     source = str(origin)
     if isinstance(origin, Path):
@@ -193,8 +193,9 @@ def _check_source(
         )
     if known.target != current.target:
         raise InvalidArgument(
-            f"the checkpoint {file.parent} belongs to the target {known.target or 'around it'}, "
-            f"not to {current.target or 'this one'}; use another checkpoint="
+            f"the checkpoint {file.parent} belongs to the target "
+            f"{known.target or 'topic that contains it'}, not to "
+            f"{current.target or 'the topic that contains it'}; use another checkpoint="
         )
     if known.topic not in ("", current.topic):
         raise StorageError(
@@ -208,12 +209,12 @@ def _check_source(
             "written, and lacks the rows of earlier runs; to write all rows again, use another "
             "checkpoint="
         )
-    if known != current:  # an id was not known then
+    if known != current:  # an id was unknown then
         fs.write_file(file, msgspec.json.encode(current) + b"\n")
 
 
 def _id_of(target: str) -> str:
-    """Return the id of the target topic, if it exists and its checkpoint does not lie in it."""
+    """Return the id of the target topic, if it exists and its checkpoint is not in it."""
     if not target:
         return ""
     config = stored_config(parse(target) if is_store_address(target) else Path(target))

@@ -73,7 +73,7 @@ def assign_splits(
 ) -> DataFrame:
     """Return ``df`` with one more column that names the part of each row, as in :func:`split`."""
     if into in df.columns:
-        raise InvalidArgument(f"the rows have a column {into!r} already; set into to another name")
+        raise InvalidArgument(f"the rows already have a column {into!r}; set into to another name")
     return df.withColumn(into, _part(df, key, shares, salt))
 
 

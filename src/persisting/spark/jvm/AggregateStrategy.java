@@ -24,7 +24,7 @@ public class AggregateStrategy extends SparkStrategy {
       LogicalPlan pushed = pushed((Aggregate) plan);
       return pushed == null ? NOTHING : (Seq) NOTHING.$plus$colon(planLater(pushed));
     } catch (Throwable error) {
-      Fallback.report("an aggregate stays with Spark", error);
+      Fallback.report("cannot push an aggregate down", error);
       return NOTHING;
     }
   }

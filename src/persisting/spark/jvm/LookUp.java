@@ -43,7 +43,7 @@ final class LookUp {
     this.limit = limit;
   }
 
-  /** The look-up that a whole query is; null if it is anything else. */
+  /** The lookup that a whole query is; null if it is anything else. */
   static LookUp of(LogicalPlan query) {
     LogicalPlan plan = query;
     int limit = Integer.MAX_VALUE;

@@ -13,7 +13,7 @@ import scala.collection.immutable.Seq;
 import scala.collection.mutable.ArrayBuffer;
 import scala.reflect.ClassTag$;
 
-/** The root of a query that may be a look-up: returns its rows if planning the scan finds them, else runs the query below. */
+/** The root of a query that may be a lookup: returns its rows if planning the scan finds them, else runs the query below. */
 public class LookUpExec extends SparkPlan {
   private final SparkPlan query;
   private final transient LookUp lookUp;

@@ -6,7 +6,7 @@ import org.apache.spark.sql.catalyst.trees.TreeNodeTag;
 import org.apache.spark.sql.execution.SparkStrategy;
 import scala.collection.immutable.Seq;
 
-/** Plans a query that may be a look-up as Spark does, below a node that does not run it if an index finds the rows. */
+/** Plans a query that may be a lookup as Spark does, below a node that does not run it if an index finds the rows. */
 public class LookUpStrategy extends SparkStrategy {
   private static final Seq NOTHING = (Seq) scala.collection.immutable.Nil$.MODULE$;
   private static final TreeNodeTag SEEN = new TreeNodeTag("persisting.seen");
@@ -24,7 +24,7 @@ public class LookUpStrategy extends SparkStrategy {
       answer.setTagValue(SEEN, Boolean.TRUE);
       return (Seq) NOTHING.$plus$colon(new LookUpExec(planLater(answer), lookUp));
     } catch (Throwable error) {
-      Fallback.report("a look-up is planned as any query", error);
+      Fallback.report("a lookup is planned as any query", error);
       return NOTHING;
     }
   }

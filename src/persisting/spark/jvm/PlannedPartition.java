@@ -20,8 +20,8 @@ final class PlannedPartition {
   }
 
   /**
-   * All rows of the scan as an Arrow stream; null if tasks must read the topic. The text behind the snapshot has a random key, which
-   * no value of a record can contain, and their length. The same key is in front of the rows.
+   * All rows of the scan as an Arrow stream; null if tasks must read the topic. The text after the snapshot has a random key, which no
+   * value of a record can contain, and their length. The same key is in front of the rows.
    */
   static byte[] rowsIn(byte[] partition) {
     int start = lastIndexOf(MARK, partition);

@@ -57,7 +57,7 @@ public class TopicScanBuilder implements SupportsPushDownRequiredColumns, Suppor
           shown.add(filter.sql());
         }
       } catch (Throwable error) {
-        Fallback.report("a condition stays with Spark", error);
+        Fallback.report("cannot push a condition down", error);
       }
     }
     return filters;

@@ -17,7 +17,7 @@ from persisting.ui.requests import Parameters, address
 from persisting.work.dead_letters import FIELD
 
 _MOST = 1_000
-"""Dead letters that are delivered again at once."""
+"""At most this many dead letters are delivered again at a time."""
 _SHOWN = 50
 _MAX_NUMBERS = 40_000
 """Characters of the numbers in a form."""
@@ -92,5 +92,5 @@ def numbers_of(text: str) -> set[int]:
             raise InvalidArgument("numbers must name dead letters, as in 1-5,9")
         spans.append((low, high))
     if sum(high - low + 1 for low, high in spans) > _MOST:
-        raise InvalidArgument(f"at most {_MOST:,} dead letters are delivered again at once")
+        raise InvalidArgument(f"at most {_MOST:,} dead letters are delivered again at a time")
     return {number for low, high in spans for number in range(low, high + 1)}

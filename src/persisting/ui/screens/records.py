@@ -90,7 +90,7 @@ class Window:
     tags: list[str]
     buckets: list[int]
     cut: set[int]
-    """Buckets of which fewer records were read, because they are so large."""
+    """Buckets whose records are so large that fewer were read."""
     chosen: list[str] | None = None
     """The columns that the reader has chosen."""
 
@@ -378,8 +378,8 @@ def _read(
     *,
     newest: bool,
 ) -> tuple[list[Found], set[int]]:
-    """Return up to ``limit`` records of about ``nbytes`` in order of arrival, and the buckets of
-    which records were left out because of their size.
+    """Return up to ``limit`` records of about ``nbytes`` in order of arrival, and the buckets with
+    records that were left out because of their size.
 
     They are the first ones from ``places`` on, or with ``newest`` the last ones before them.
     """

@@ -83,7 +83,7 @@ async def events(request: Request) -> Response:
     """Stream what is put."""
     console, topic, given = Console.of(request), topic_of(request), Parameters.of(request)
     if console.tails >= _MAX_TAILS:
-        raise InvalidArgument(f"{_MAX_TAILS} live tails are open already; close one")
+        raise InvalidArgument(f"{_MAX_TAILS} live tails are already open; close one")
     bucket = given.optional_number("bucket")
     last = request.headers.get("last-event-id", "")
     places = Parameters({"from": last} if last else {"from": given.text("from", 50_000) or ""})
@@ -150,7 +150,7 @@ def _begin(source: TopicFolder, following: _Tail, owned: dict[int, OwnedBucket])
 
 
 def _look(source: TopicFolder, following: _Tail) -> _Look:
-    """Read what is new and move the reader's place behind it."""
+    """Read what is new and move the reader's place after it."""
     now = time.monotonic()
     following.allowance = min(
         following.rate, following.allowance + (now - following.looked) * following.rate
@@ -166,10 +166,12 @@ def _look(source: TopicFolder, following: _Tail) -> _Look:
         snapshot = source.snapshot(bucket)
         place = following.places[bucket]
         following.flushed[bucket] = snapshot.end
-        if snapshot.epoch != following.epochs[bucket]:
+        before = following.epochs[bucket]
+        if snapshot.epoch != before:
             restored.append(bucket)
             following.epochs[bucket] = snapshot.epoch
-            place = following.places[bucket] = min(place, snapshot.end)
+            ends = [one.end for one in source.table(bucket).restores[before : snapshot.epoch]]
+            place = following.places[bucket] = min([place, snapshot.end, *ends])
         if snapshot.end <= place:
             continue  # the reader has seen records that are in no file yet
         first = max(place, snapshot.start, snapshot.end - most)
