@@ -285,7 +285,7 @@ def test_delayed_commit_may_succeed_at_a_version_that_no_reader_sees(
     assert lance.dataset(uri, storage_options=options).count_rows() == 15
 
 
-def test_strict_overwrite_behind_a_removed_version_succeeds_where_nobody_sees_it(
+def test_strict_overwrite_after_a_removed_version_succeeds_where_no_reader_sees_it(
     table: Any, uri: str, options: Options
 ) -> None:
     """So the first flush, and a restore, count only if they are the newest version."""

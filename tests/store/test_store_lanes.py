@@ -330,7 +330,7 @@ async def test_owner_that_dies_with_an_object_under_way_leaves_what_it_acknowled
 # Several topics in one process
 
 
-async def test_writers_of_many_topics_never_wait_for_requests_behind_them(
+async def test_writers_of_many_topics_never_wait_for_requests_queued_after_theirs(
     server: SeaweedFS, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A put arrives in each of as many topics as there are threads while its group is begun."""
@@ -367,7 +367,7 @@ async def test_writers_of_many_topics_never_wait_for_requests_behind_them(
         await backend.close()
 
 
-def test_heartbeats_go_on_while_other_stores_do_not_answer(
+def test_heartbeats_continue_while_other_stores_do_not_answer(
     store: ObjectStore, patient: ObjectStore, proxy: FaultProxy
 ) -> None:
     answered = threading.Event()
