@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduli
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run first what takes long, so that no process is left alone with it at the end."""
+    """Run slow files first, so that no process is left alone with it at the end."""
     items.sort(key=lambda item: order(item.path.relative_to(TESTS)))
 
 
@@ -105,6 +106,12 @@ def faults() -> Iterator[FaultyFileSystem]:
         assert isinstance(replaced, FaultyFileSystem)
         yield replaced
         replaced.heal()
+
+
+@pytest.fixture
+def no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    """Hide the warnings that a test causes."""
+    caplog.set_level(logging.CRITICAL, "persisting")
 
 
 @pytest.fixture

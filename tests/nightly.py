@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 _TEST_SECONDS = 1800
 """The longest test takes minutes on a quiet machine. A test may have a limit of its own."""
 
-TORTURE = ("topic", "bucket", "cluster", "shared", "soak", "store")
+TORTURE = ("topic", "bucket", "cluster", "shared", "soak", "store", "spark")
 
 
 class Part(NamedTuple):
@@ -37,7 +37,7 @@ class Result(NamedTuple):
 def parts(workers: str, seconds: int, seed: int | None) -> list[Part]:
     """Return what a night consists of; torture runs ``seconds`` for each of its parts."""
     pytest = [sys.executable, "-m", "pytest", "-n", workers, "--no-loadscope-reorder"]
-    pytest += ["-v", f"--timeout={_TEST_SECONDS}"]  # a failed test is named at once
+    pytest += ["-v", f"--timeout={_TEST_SECONDS}"]  # a failed test is named immediately
     torture = [sys.executable, "-m", "torture", "--seconds", str(seconds)]
     if seed is not None:
         torture += ["--seed", str(seed)]

@@ -34,7 +34,7 @@ def test_reading_of_a_closed_file_does_not_consume_the_next_file(tmp_path: Path)
 
 class TestGeneratedWriteId:
     @pytest.mark.parametrize("bad", [b'{"id": "k700", "n": "text"}', b"nope", b'{"n": 700}'])
-    def test_input_mended_in_place_is_repeated_exactly(
+    def test_input_repaired_in_place_is_repeated_exactly(
         self, tmp_path: Path, call: Callable[..., Answer], bad: bytes
     ) -> None:
         good = records(range(1000))
@@ -52,7 +52,9 @@ class TestGeneratedWriteId:
         assert (again.acknowledged, again.repeated) == (1000, stopped.acknowledged)
         assert exported_numbers(call, tmp_path / "q") == list(range(1000))
 
-    def test_line_may_be_emptied(self, tmp_path: Path, call: Callable[..., Answer]) -> None:
+    def test_bad_line_may_be_emptied_before_the_put_is_repeated(
+        self, tmp_path: Path, call: Callable[..., Answer]
+    ) -> None:
         good = records(range(100))
         given = tmp_path / "given.jsonl"
         given.write_bytes(b"\n".join([*good[:50], b"nope", *good[51:]]))
@@ -195,7 +197,7 @@ class TestCsv:
     )
 
     @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.gz", "a.tsv.gz"])
-    def test_columns_get_types_and_only_empty_values_are_null(
+    def test_columns_of_csv_get_types_and_only_empty_values_are_null(
         self, tmp_path: Path, call: Callable[..., Answer], name: str
     ) -> None:
         text = self.TEXT

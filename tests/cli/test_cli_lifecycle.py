@@ -40,7 +40,9 @@ class TestCreate:
         assert (made.backend, made.num_buckets, made.bucket_column) == ("persisting", 4, "id")
         assert call("count", "t", "-s", tmp_path).out == "0\n"
 
-    def test_settings_are_stored(self, tmp_path: Path, call: Callable[..., Answer]) -> None:
+    def test_settings_of_a_created_topic_are_stored(
+        self, tmp_path: Path, call: Callable[..., Answer]
+    ) -> None:
         words = ["--buckets", 2, "--bucket-column", "user", "--set", "wal_sync_interval=1"]
         code, out, _ = call("create", "t", *words, "-s", tmp_path)
         assert (code, out) == (0, f"topic t with 2 buckets by 'user' in {tmp_path / 't'}\n")
@@ -90,7 +92,7 @@ class TestDelete:
         filled(storage, "events", [{"id": 1}])
         assert call("count", "events", "-s", storage).out == "1\n"
 
-    def test_confirmation_is_required(self, storage: Path, call: Callable[..., Answer]) -> None:
+    def test_delete_requires_confirmation(self, storage: Path, call: Callable[..., Answer]) -> None:
         code, _, err = piped("delete", "events", "-s", storage)
         assert (code, "--yes" in err) == (2, True)
         answer, _ = in_terminal("delete", "events", "-s", storage, answer="n\n")

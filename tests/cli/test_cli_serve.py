@@ -217,7 +217,7 @@ def _handles_sigterm(pid: int) -> bool:
     ],
     ids=str,
 )
-def test_wrong_options_are_one_line(
+def test_wrong_options_are_reported_in_one_line(
     tmp_path: Path, words: list[str], code: int, message: str
 ) -> None:
     answer = piped("serve", "-s", tmp_path / "q", *words)

@@ -107,7 +107,7 @@ def test_release_returns_the_leases_of_lost_members(
 @pytest.mark.parametrize(
     "words", [["dead"], ["release", "--yes"], ["redrive", "--yes"], ["show", "1"]]
 )
-def test_a_group_that_is_no_work_group_is_refused_and_not_created(
+def test_a_group_that_is_not_a_work_group_is_refused_and_not_created(
     storage: Path, call: Callable[..., Answer], words: list[str]
 ) -> None:
     command, *rest = words

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.cluster_nodes import Cluster, surviving_processes
+from support.cluster_traffic import starting_traffic
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,19 +23,17 @@ def no_process_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """A cluster of the test's own; it has no nodes yet."""
-    cluster = Cluster()
-    yield cluster
-    cluster.close()
+    """The test's own cluster; it has no nodes yet."""
+    with Cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Cluster]:
     """A cluster of three nodes, shared by the tests of a module."""
-    cluster = Cluster()
-    cluster.start(3)
-    yield cluster
-    cluster.close()
+    with Cluster() as cluster:
+        cluster.start(3)
+        yield cluster
 
 
 @pytest.fixture
@@ -43,3 +43,10 @@ async def join() -> AsyncIterator[Any]:
 
     async with joining() as enter:
         yield enter
+
+
+@pytest.fixture
+async def traffic(tmp_path: Path) -> AsyncIterator[Any]:
+    """Start a producer and a consumer; they are stopped at the end of the test."""
+    async with starting_traffic(tmp_path) as start:
+        yield start

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.cluster_nodes import Cluster
-from support.cluster_traffic import Traffic, starting_traffic
+from support.cluster_traffic import Traffic
 from support.handover import OWNER_POINTS, POINTS, files_of_handovers, hand_over, texts
 from support.handover_kills import points
 from support.held_process import Points
@@ -74,19 +74,12 @@ def owner_points(tmp_path: Path) -> Points:
 
 @pytest.fixture
 def held_cluster(owner_points: Points) -> Iterator[Cluster]:
-    cluster = Cluster(variables=owner_points.environment)
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture
-async def traffic(tmp_path: Path) -> AsyncIterator[Any]:
-    async with starting_traffic(tmp_path) as start:
-        yield start
+    with Cluster(variables=owner_points.environment) as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize("point", points(OWNER_POINTS, ("owner-committed",)))
-async def test_node_killed_during_a_hand_over_loses_and_doubles_nothing(
+async def test_node_killed_during_a_hand_over_loses_and_duplicates_nothing(
     held_cluster: Cluster, owner_points: Points, join: Any, traffic: Any, point: str, tmp_path: Path
 ) -> None:
     """The other node, or the driver, stores what is left; producers and consumers continue."""

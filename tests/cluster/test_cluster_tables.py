@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.cluster_join import join_cluster, leave_cluster
+from support.cluster_join import joining
 from support.cluster_nodes import Cluster
 from support.cluster_traffic import GROUP_MEMBER, synced_writer
 from support.restore_contract import LoggedRestoreContract, RestoreContract
@@ -46,9 +46,8 @@ READS = ("tag", "query")
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def member_of_three(three: Cluster) -> AsyncIterator[Any]:
-    system = await join_cluster(three)
-    yield system
-    await leave_cluster(system)
+    async with joining() as enter:
+        yield await enter(three)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -347,9 +346,9 @@ class TestWire:
 async def _reads_of_a_wait(
     reader: Any, writer: Any, first: int, monkeypatch: pytest.MonkeyPatch, spawned: Any
 ) -> int:
-    """Return how often a reader asks the owners while it waits a second for records; then put five
-    with ids from ``first`` on. Each check reads three buckets; a loop without a pause would read
-    hundreds of times."""
+    """Return how many times a reader asks the owners while it waits a second for records; then put
+    five with ids from ``first`` on. Each check reads three buckets; a loop without a pause would
+    read hundreds of times."""
     reads = 0
     read = client.RemoteBucketClient.read
 

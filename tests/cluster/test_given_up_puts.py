@@ -56,7 +56,7 @@ async def test_put_that_was_given_up_is_refused_and_later_ones_are_stored(tmp_pa
     await writer.close()
 
 
-async def test_giving_up_waits_for_a_put_under_way_and_tells_that_it_is_stored(
+async def test_giving_up_waits_for_a_put_in_progress_and_reports_that_it_is_stored(
     tmp_path: Path,
 ) -> None:
     writer, buckets = await opened(tmp_path)
@@ -123,7 +123,7 @@ async def test_columns_are_queued_once_and_not_if_they_were_given_up(tmp_path: P
     ],
     ids=repr,
 )
-async def test_columns_with_wrong_counts_are_refused(tmp_path: Path, parts: Any) -> None:
+async def test_columns_with_wrong_record_counts_are_refused(tmp_path: Path, parts: Any) -> None:
     writer, buckets = await opened(tmp_path)
     quick = QuickPuts(buckets.handle._topic, buckets)
     request = put_columns(1, buckets=parts)

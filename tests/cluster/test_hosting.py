@@ -12,6 +12,7 @@ import pytest
 from support.cluster_join import join_cluster, leave_cluster
 from support.cluster_nodes import Cluster, Process
 from support.cluster_traffic import synced_writer
+from support.descriptors import open_descriptors
 from support.topic_places import ids, numbered, streamed
 from support.waiting import until
 
@@ -26,10 +27,6 @@ from persisting.topic.live_topics import live_topic
 MIB = 1 << 20
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 async def test_serving_leaks_no_file_descriptors() -> None:
     counts = []
     for _ in range(4):
@@ -37,10 +34,10 @@ async def test_serving_leaks_no_file_descriptors() -> None:
         await serve(system)
         await leave_cluster(system)
         await asyncio.sleep(0.3)
-        counts.append(descriptors())
+        counts.append(open_descriptors())
 
     async def has_few() -> bool:  # some are closed later on a busy machine
-        return descriptors() - counts[0] < 15
+        return open_descriptors() - counts[0] < 15
 
     await until(has_few)
 

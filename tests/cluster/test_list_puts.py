@@ -108,7 +108,7 @@ class OrderedPuts:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run_until(self, target: int) -> None:
-        """Put until so many records are acknowledged, with up to 12 puts under way."""
+        """Put until this many records are acknowledged, with up to 12 puts under way."""
         while self.acknowledged < target:
             while len(self._running) < 12:
                 count = (1, 1, 8, 40)[self._next % 4]
@@ -137,14 +137,25 @@ class OrderedPuts:
         assert sorted(found) == list(range(self._next))
 
 
+@pytest.fixture
+async def putting(cluster: Cluster, join: Any, tmp_path: Path) -> Any:
+    """Start nodes and producers of a topic; return the client's system, the writer and the puts."""
+
+    async def started(nodes: int) -> tuple[Any, Any, OrderedPuts]:
+        cluster.start(nodes)
+        system = await join(cluster)
+        writer = await synced_writer(system, tmp_path, num_buckets=8)
+        puts = OrderedPuts(writer)
+        await puts.run_until(500)
+        return system, writer, puts
+
+    return started
+
+
 async def test_order_holds_while_buckets_move_to_joining_nodes(
-    cluster: Cluster, join: Any, tmp_path: Path
+    cluster: Cluster, putting: Any, tmp_path: Path
 ) -> None:
-    cluster.start(1)
-    system = await join(cluster)
-    writer = await synced_writer(system, tmp_path, num_buckets=8)
-    puts = OrderedPuts(writer)
-    await puts.run_until(500)
+    system, writer, puts = await putting(1)
     await asyncio.to_thread(cluster.start, 2)
     preferred = preferred_owners(cluster, tmp_path, 8)
     deadline = time.monotonic() + 60
@@ -156,13 +167,9 @@ async def test_order_holds_while_buckets_move_to_joining_nodes(
 
 
 async def test_order_holds_when_an_owner_is_killed_during_list_puts(
-    cluster: Cluster, join: Any, tmp_path: Path
+    cluster: Cluster, putting: Any, tmp_path: Path
 ) -> None:
-    cluster.start(3)
-    system = await join(cluster)
-    writer = await synced_writer(system, tmp_path, num_buckets=8)
-    puts = OrderedPuts(writer)
-    await puts.run_until(500)
+    system, writer, puts = await putting(3)
     victim = cluster.owner((await writer.stats())["buckets"][0])
     running = asyncio.create_task(puts.run_until(puts.acknowledged + 1500))
     await asyncio.sleep(0.05)

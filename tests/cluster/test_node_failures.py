@@ -7,7 +7,6 @@ import json
 import random
 import signal
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from support.cluster_traffic import (
     kill_owner,
     owners,
     preferred_owners,
-    starting_traffic,
     stop_owner,
     synced_writer,
 )
@@ -32,13 +30,6 @@ from persisting.errors import StorageError
 from persisting.queue import LanceBackend, read_queue, write_queue
 
 GROUP_SYNCED = {"enable_wal": True, "wal_sync_interval": 1.0}
-
-
-@pytest.fixture
-async def traffic(tmp_path: Path) -> AsyncIterator[Any]:
-    """Start a producer and a consumer; they are stopped at the end of the test."""
-    async with starting_traffic(tmp_path) as start:
-        yield start
 
 
 @pytest.mark.parametrize("options", [SYNCED, GROUP_SYNCED], ids=["wal-0.0", "wal-1.0"])
@@ -236,8 +227,7 @@ async def test_a_client_with_a_wrong_passphrase_cannot_write_to_the_topic(
     join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locator, "PATIENCE_SECONDS", 1.5)
-    protected = Cluster(passphrase="right")
-    try:
+    with Cluster(passphrase="right") as protected:
         protected.start(1)
         inside = await join(protected, passphrase="right")
         writer = await synced_writer(inside, tmp_path, num_buckets=1)
@@ -249,8 +239,6 @@ async def test_a_client_with_a_wrong_passphrase_cannot_write_to_the_topic(
         await writer.put(numbered(10, 20))
         reader = await read_queue(inside, topic="t", storage_path=str(tmp_path))
         assert ids(await streamed(reader)) == [*range(10), *range(20, 30)]
-    finally:
-        protected.close()
 
 
 @pytest.mark.nightly

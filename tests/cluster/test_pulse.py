@@ -1,4 +1,4 @@
-"""Calls to a node that answers nothing any more fail soon; calls that take long do not."""
+"""Calls to a node that no longer answers fail soon; slow calls do not."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_call_to_a_silent_node_fails_and_is_cancelled(quick_pings: None) -
     assert node.cancelled
 
 
-async def test_call_that_takes_long_continues_while_its_node_answers_pings(
+async def test_slow_call_continues_while_its_node_answers_pings(
     quick_pings: None,
 ) -> None:
     node = Node()

@@ -74,7 +74,7 @@ async def test_waiting_puts_to_buckets_of_one_owner_share_a_call() -> None:
     assert stored(owners) == [list(range(bucket, 100, 4)) for bucket in range(4)]
 
 
-async def test_producers_that_began_in_turns_come_to_share_calls() -> None:
+async def test_producers_that_started_one_after_another_end_up_sharing_calls() -> None:
     owners = Owners(1, 2)
     pipeline = await owned_by(owners, n0=[0, 1])
 
@@ -288,7 +288,7 @@ async def test_old_owner_that_answers_late_stores_a_put_once() -> None:
 @pytest.mark.parametrize("takes_posts", [False, True], ids=["asked", "posted"])
 @pytest.mark.parametrize("is_atomic", [True, False], ids=["atomic", "bucket by bucket"])
 @pytest.mark.parametrize("seed", range(12))
-async def test_no_put_is_lost_doubled_or_reordered_while_buckets_move_and_replies_get_lost(
+async def test_no_put_is_lost_duplicated_or_reordered_while_buckets_move_and_replies_get_lost(
     seed: int, is_atomic: bool, takes_posts: bool
 ) -> None:
     chance = random.Random(seed)
@@ -386,14 +386,14 @@ async def test_cancelled_single_record_does_not_hold_up_a_drain() -> None:
 
 
 @pytest.mark.parametrize("record", [{"id": [1]}, {"id": "x" * 100_000}, ["id"], {"id": {"a": 1}}])
-async def test_other_than_small_plain_records_go_the_longer_way(record: Any) -> None:
+async def test_only_small_plain_records_take_the_fast_path(record: Any) -> None:
     owners = Owners(1, 1)
     pipeline = await owned_by(owners, n0=[0])
     assert pipeline.start_row(0, record) is None
     assert not pipeline.is_busy(0)
 
 
-async def test_single_record_for_an_unknown_owner_goes_the_longer_way() -> None:
+async def test_single_record_for_an_unknown_owner_takes_the_slow_path() -> None:
     assert pipeline_to(Owners(1, 1)).start_row(0, {"id": 1}) is None
 
 
@@ -433,7 +433,7 @@ async def test_put_of_a_lone_producer_is_sent_before_it_waits() -> None:
     assert stored(owners) == [[0, 2, 4], [1, 3]]
 
 
-async def test_puts_that_come_together_share_messages_once_they_have_met() -> None:
+async def test_puts_that_wait_for_the_same_message_share_all_later_ones() -> None:
     owners = Owners(1, 2, takes_posts=True)
     pipeline = await owned_by(owners, n0=[0, 1])
 
@@ -462,7 +462,7 @@ async def test_two_producers_do_not_take_turns() -> None:
     assert len(owners.calls) == 31
 
 
-async def test_puts_that_could_not_be_posted_are_sent_all_the_same(
+async def test_puts_that_could_not_be_posted_are_sent_anyway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     owners = Owners(1, 2, takes_posts=True)

@@ -108,7 +108,9 @@ async def test_a_cancelled_batch_is_stored_whole_or_not(
 
 
 @pytest.mark.parametrize("suspension", SUSPENSIONS)
-async def test_a_cancelled_flush_loses_and_doubles_nothing(bucket: Bucket, suspension: int) -> None:
+async def test_a_cancelled_flush_loses_and_duplicates_nothing(
+    bucket: Bucket, suspension: int
+) -> None:
     backend = bucket.open()
     for i in range(6):
         await backend.put({"i": i})

@@ -114,7 +114,7 @@ HEAVY: dict[str, Callable[[], list[dict[str, Any]]]] = {
 }
 
 
-async def test_heavy_batch_is_converted_and_logged_beside_the_loop(
+async def test_heavy_batch_is_converted_and_logged_outside_the_event_loop(
     persisting: Bucket, watch: Watch
 ) -> None:
     backend = persisting.open(enable_wal=True, flush_threshold=10**6, max_buffer_bytes=1 << 30)
@@ -125,7 +125,7 @@ async def test_heavy_batch_is_converted_and_logged_beside_the_loop(
 
 
 @pytest.mark.parametrize("shape", HEAVY)
-async def test_heavy_batch_is_put_flushed_and_read_beside_the_loop(
+async def test_heavy_batch_is_put_flushed_and_read_outside_the_event_loop(
     persisting: Bucket, shape: str, watch: Watch
 ) -> None:
     backend = persisting.open(flush_threshold=10**6, flush_interval=None, max_buffer_bytes=1 << 30)
@@ -143,7 +143,7 @@ async def test_heavy_batch_is_put_flushed_and_read_beside_the_loop(
     watch.assert_beside_the_loop("Snapshot.batches")
 
 
-async def test_one_huge_record_is_put_beside_the_loop(bucket: Bucket, watch: Watch) -> None:
+async def test_one_huge_record_is_put_outside_the_event_loop(bucket: Bucket, watch: Watch) -> None:
     backend = bucket.open(max_buffer_bytes=1 << 30)
     watch.clear()
     record = {"a": list(range(200_000)), "d": [{"x": i} for i in range(10_000)]}
@@ -154,7 +154,7 @@ async def test_one_huge_record_is_put_beside_the_loop(bucket: Bucket, watch: Wat
     watch.assert_beside_the_loop("Table.append")
 
 
-async def test_large_arrow_table_is_put_and_read_beside_the_loop(
+async def test_large_arrow_table_is_put_and_read_outside_the_event_loop(
     bucket: Bucket, watch: Watch
 ) -> None:
     backend = bucket.open(max_buffer_bytes=1 << 30)
@@ -212,7 +212,7 @@ async def test_no_file_is_written_or_synced_in_the_thread_of_the_loop(
     assert threading.get_ident() not in faults.threads
 
 
-async def test_loop_runs_while_a_topic_is_closed_that_is_opening_a_bucket(
+async def test_event_loop_runs_while_a_topic_that_is_opening_a_bucket_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = await write_queue("t", storage_path=str(tmp_path), backend="persisting", num_buckets=1)

@@ -122,7 +122,7 @@ async def test_dropped_and_closed_backends_leave_no_open_files(kind: Kind, folde
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-async def test_dropping_during_a_flush_corrupts_nothing(kind: Kind, folder: Path) -> None:
+async def test_dropping_a_backend_during_a_flush_corrupts_nothing(kind: Kind, folder: Path) -> None:
     for i in range(5):
         backend = open_fresh(kind, folder / str(i), flush_threshold=100)
         await backend.put_batch([{"i": n} for n in range(100)])

@@ -73,7 +73,7 @@ async def test_producers_and_consumers_share_one_backend(bucket: Bucket, spawned
     assert await backend.get() == records
 
 
-async def test_batches_stay_together(bucket: Bucket) -> None:
+async def test_concurrent_batches_are_not_interleaved(bucket: Bucket) -> None:
     backend = bucket.open(flush_threshold=50)
 
     async def put_batches(who: int) -> None:
@@ -95,7 +95,7 @@ async def test_concurrent_first_records_agree_on_one_schema(bucket: Bucket) -> N
     assert sorted(r["i"] for r in await backend.get()) == list(range(20))
 
 
-async def test_of_contradicting_first_records_one_is_stored(bucket: Bucket) -> None:
+async def test_one_of_two_conflicting_first_records_is_stored(bucket: Bucket) -> None:
     backend = bucket.open()
     puts = [backend.put({"a": 1}), backend.put({"a": "x"}), backend.put({"a": [1]})]
     results = await asyncio.gather(*puts, return_exceptions=True)

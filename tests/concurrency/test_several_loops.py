@@ -93,7 +93,7 @@ def test_same_producer_sequence_from_several_loops_is_stored_once(tmp_path: Path
     asyncio.run(backend.close())
 
 
-async def test_a_closed_log_is_not_synced_once_more(
+async def test_a_closed_log_is_not_synced_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = opened(tmp_path / "b", wal_sync_interval=0.1)

@@ -85,7 +85,7 @@ async def test_an_empty_table_stores_nothing(bucket: Bucket) -> None:
 @pytest.mark.parametrize(
     "data", [None, [{"a": 1}], {"a": [1]}, pa.array([1])], ids=lambda one: type(one).__name__
 )
-async def test_put_arrow_refuses_other_data(bucket: Bucket, data: object) -> None:
+async def test_put_arrow_refuses_data_that_is_not_from_arrow(bucket: Bucket, data: object) -> None:
     backend = bucket.open()
     with pytest.raises(SchemaError, match="Table"):
         await backend.put_arrow(data)

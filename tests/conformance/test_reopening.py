@@ -74,7 +74,9 @@ async def test_each_backend_opens_what_another_has_closed(stored: Bucket) -> Non
     assert (await stored.open().get())[0] == {"a": 1, "s": "x"}
 
 
-async def test_dropping_without_close_loses_nothing_that_was_flushed(stored: Bucket) -> None:
+async def test_dropping_a_backend_without_close_loses_nothing_that_was_flushed(
+    stored: Bucket,
+) -> None:
     backend = stored.kind.cls(0, str(stored.folder), **stored.kind.options)
     await backend.put({"a": 1})
     await backend.flush()

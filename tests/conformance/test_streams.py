@@ -111,7 +111,7 @@ async def test_a_blocking_stream_ends_at_its_limit(bucket: Bucket, spawned: Any)
     assert [r["i"] for r in consumer.got] == [0, 1, 2]
 
 
-async def test_a_limit_of_0_ends_at_once(bucket: Bucket, spawned: Any) -> None:
+async def test_a_stream_with_a_limit_of_0_ends_immediately(bucket: Bucket, spawned: Any) -> None:
     consumer = Consumer(spawned, bucket.open(), 0, 0)
     await consumer.ends()
     assert consumer.got == []

@@ -219,7 +219,7 @@ async def test_close_without_a_last_note_leaves_the_epoch_as_it_is(folder: Path)
     assert await epoch(folder) == 0
 
 
-async def test_planned_read_goes_on_if_an_owner_without_a_log_is_killed(tmp_path: Path) -> None:
+async def test_planned_read_continues_if_an_owner_without_a_log_is_killed(tmp_path: Path) -> None:
     given: dict[str, Any] = {"topic": "t", "storage_path": str(tmp_path), "backend": "lance"}
     given |= {"bucket_column": "i"}
     async with await write_queue(**given, num_buckets=1) as writer:

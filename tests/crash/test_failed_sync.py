@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.crash.checks import BUCKET, CrashableBucket, ExpectedRecords, Open, check_folder
-from support.crash.density import every_nth_by_day
+from support.crash.density import every_nth_unless_nightly
 from support.crash.disk_model import (
     FIXED_LOSSES,
     LOSE_UNSYNCED,
@@ -76,7 +76,7 @@ async def check_promises(
         shutil.rmtree(root)
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 @pytest.mark.parametrize(
     ("open_bucket", "logged"),
     [
@@ -102,7 +102,7 @@ async def test_sync_after_a_failed_sync_makes_nothing_durable(
     raise AssertionError("the fault was hit in every run")
 
 
-@every_nth_by_day(2)
+@every_nth_unless_nightly(2)
 async def test_open_that_fails_half_way_does_not_mark_the_bucket_clean(
     tmp_path: Path, every: int
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from support.handover import (
     OWNER,
     OWNER_POINTS,
     PUTS,
+    check_ids,
     files_of_handovers,
     hand_over,
     held_process,
@@ -33,7 +35,7 @@ from persisting.topic.routing import bucket_of
 from persisting.topic.topic_files import TopicFolder
 
 BUCKETS = 2
-BY_DAY = (
+NOT_NIGHTLY = (
     "owner-commits",
     "owner-committed",
     "owner-answers",
@@ -43,7 +45,7 @@ BY_DAY = (
     "driver-decided",
     "driver-has-answers",
 )
-OVERWRITES_BY_DAY = ("owner-committed", "owner-answers", "driver-decided")
+OVERWRITES_NOT_NIGHTLY = ("owner-committed", "owner-answers", "driver-decided")
 PUTS_GO_ON = ("owner-checks", "owner-answers", "owner-answered")
 """Points of an owner at which it takes puts. At the others it holds them back."""
 OLD = 5_000
@@ -56,17 +58,11 @@ def check(folder: Path, written: int, acknowledged: int) -> None:
     """Assert that every row handed over and every acknowledged record is stored once, complete, and
     that records of the owner are in order."""
     found = content(folder)
-    everything = [record for records in found.values() for record in records]
-    numbers = sorted(record["id"] for record in everything)
-    assert numbers == sorted(set(numbers))
-    assert [n for n in numbers if n < PUTS] == list(range(written))
-    put_to = [n for n in numbers if n >= PUTS]
-    assert put_to[: acknowledged - PUTS] == list(range(PUTS, acknowledged))
-    assert put_to == list(range(PUTS, PUTS + len(put_to)))  # an unacknowledged put may be stored
-    assert all(record["text"] == f"row {record['id']}" for record in everything)
+    numbers = {bucket: [record["id"] for record in records] for bucket, records in found.items()}
+    own = check_ids(numbers, written, acknowledged)
+    assert own == list(range(PUTS, PUTS + len(own)))  # an unacknowledged put may be stored
     for records in found.values():
-        own = [record["id"] for record in records if record["id"] >= PUTS]
-        assert own == sorted(own)
+        assert all(record["text"] == f"row {record['id']}" for record in records)
     assert is_sound(folder)
     assert unreferenced(folder) == []
 
@@ -97,7 +93,7 @@ def topic_to_replace(folder: Path) -> Path:
 
 
 def replacements(folder: Path) -> dict[int, int]:
-    """Return how often the content of each bucket was replaced, as its table says."""
+    """Return how many times the content of each bucket was replaced, as its table says."""
     topic = TopicFolder.open(folder / "t")
     return {bucket: len(topic.table(bucket).restores) for bucket in topic.buckets}
 
@@ -113,8 +109,8 @@ def first_kept(folder: Path, owner: HeldProcess) -> dict[int, int]:
 def check_replaced(
     folder: Path, rows: range, acknowledged: int, kept: dict[int, int], times: int = 1
 ) -> None:
-    """Assert that every bucket was replaced so many times, holds its part of the last rows, and
-    behind them all that was put since: ``kept`` names puts of which that is known. Earlier records
+    """Assert that every bucket was replaced ``times`` times, holds its part of the last rows, and
+    after them all that was put since: ``kept`` names puts of which that is known. Earlier records
     are gone, and a group that has read them reads the new ones from the beginning."""
     found = content(folder)
     own = {b: [r["id"] for r in records if r["id"] >= PUTS] for b, records in found.items()}
@@ -136,8 +132,8 @@ def check_replaced(
     assert unreferenced(folder) == []
 
 
-@pytest.mark.parametrize("point", points(OWNER_POINTS, BY_DAY))
-def test_owner_killed_during_a_hand_over_loses_and_doubles_nothing(
+@pytest.mark.parametrize("point", points(OWNER_POINTS, NOT_NIGHTLY))
+def test_owner_killed_during_a_hand_over_loses_and_duplicates_nothing(
     tmp_path: Path, point: str
 ) -> None:
     """The driver takes the lock of the dead owner, and completes the write."""
@@ -152,7 +148,7 @@ def test_owner_killed_during_a_hand_over_loses_and_doubles_nothing(
     assert files_of_handovers(topic) == []
 
 
-@pytest.mark.parametrize("point", points(OWNER_POINTS, OVERWRITES_BY_DAY))
+@pytest.mark.parametrize("point", points(OWNER_POINTS, OVERWRITES_NOT_NIGHTLY))
 def test_owner_killed_during_an_overwrite_has_every_bucket_replaced_once(
     tmp_path: Path, point: str
 ) -> None:
@@ -201,11 +197,11 @@ asyncio.run(main())
 """
 
 
-def test_owner_killed_before_its_answer_doubles_nothing_with_a_full_producer_table(
+def test_owner_killed_before_its_answer_duplicates_nothing_with_a_full_producer_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files have been compacted, and the log holds puts of producers that are not remembered
-    any more: its successor still knows that the note is adopted."""
+    """The files have been compacted, and the log holds puts of producers that are no longer
+    remembered: its successor still knows that the note is adopted."""
     monkeypatch.setattr(producer_sequences, "MAX_PRODUCERS", 2)
     topic = new_topic(tmp_path)
     for name in ("first", "second"):
@@ -226,8 +222,8 @@ def test_owner_killed_before_its_answer_doubles_nothing_with_a_full_producer_tab
     assert is_sound(tmp_path)
 
 
-@pytest.mark.parametrize("point", points(DRIVER_POINTS, BY_DAY))
-def test_driver_killed_during_a_hand_over_loses_and_doubles_nothing(
+@pytest.mark.parametrize("point", points(DRIVER_POINTS, NOT_NIGHTLY))
+def test_driver_killed_during_a_hand_over_loses_and_duplicates_nothing(
     tmp_path: Path, point: str
 ) -> None:
     """The owner drops what was not decided, and completes what was."""
@@ -247,7 +243,7 @@ def test_driver_killed_during_a_hand_over_loses_and_doubles_nothing(
     check(tmp_path, 300, PUTS + 150)
 
 
-@pytest.mark.parametrize("point", points(DRIVER_POINTS, OVERWRITES_BY_DAY))
+@pytest.mark.parametrize("point", points(DRIVER_POINTS, OVERWRITES_NOT_NIGHTLY))
 def test_driver_killed_during_an_overwrite_replaces_every_bucket_once_or_none(
     tmp_path: Path, point: str
 ) -> None:
@@ -276,12 +272,22 @@ def test_driver_killed_during_an_overwrite_replaces_every_bucket_once_or_none(
     check_replaced(tmp_path, range(300), PUTS + 200, dict.fromkeys(range(BUCKETS), first))
 
 
+def repeat(folder: Path, *, overwrite: bool, beside_an_owner: bool) -> None:
+    """Repeat a write, with or without a new owner of the buckets; sweep the files of the first."""
+    with ExitStack() as stack:
+        if beside_an_owner:
+            stack.enter_context(writer(folder, local_socket=False)).put_batch([])
+        hand_over(folder / "t", texts(0, 300), overwrite=overwrite)
+    if unreferenced(folder):
+        sweep(folder)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("driver_point", DRIVER_POINTS[3:])
 @pytest.mark.parametrize("owner_point", OWNER_POINTS)
 @pytest.mark.parametrize("successor", [True, False])
-def test_driver_and_owner_killed_lose_and_double_nothing(
+def test_driver_and_owner_killed_lose_and_duplicate_nothing(
     tmp_path: Path, driver_point: str, owner_point: str, successor: bool
 ) -> None:
     """Both die, in the order in which they reach their points; another driver repeats the write."""
@@ -294,14 +300,7 @@ def test_driver_and_owner_killed_lose_and_double_nothing(
             until_true(lambda: owner.is_held(owner_point) or files_of_handovers(topic) == [])
         owner.kill()
         acknowledged = owner.acknowledged
-    if successor:
-        with writer(tmp_path, local_socket=False) as queue:
-            queue.put_batch([])
-            hand_over(topic, texts(0, 300))
-    else:
-        hand_over(topic, texts(0, 300))
-    if unreferenced(tmp_path):
-        sweep(tmp_path)
+    repeat(tmp_path, overwrite=False, beside_an_owner=successor)
     check(tmp_path, 300, acknowledged)
     assert files_of_handovers(topic) == []
 
@@ -330,14 +329,7 @@ def test_driver_and_owner_killed_during_an_overwrite_replace_every_bucket_once(
                 owner.until(lambda: owner.acknowledged > before + 20)
         owner.kill()
         acknowledged = owner.acknowledged
-    if successor:
-        with writer(tmp_path, local_socket=False) as queue:
-            queue.put_batch([])
-            hand_over(topic, texts(0, 300), overwrite=True)
-    else:
-        hand_over(topic, texts(0, 300), overwrite=True)
-    if unreferenced(tmp_path):
-        sweep(tmp_path)
+    repeat(tmp_path, overwrite=True, beside_an_owner=successor)
     check_replaced(tmp_path, range(300), acknowledged, kept)
     assert files_of_handovers(topic) == []
 
@@ -346,7 +338,7 @@ def test_driver_and_owner_killed_during_an_overwrite_replace_every_bucket_once(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_processes_killed_at_random_times_lose_and_double_nothing(
+def test_processes_killed_at_random_times_lose_and_duplicate_nothing(
     tmp_path: Path, seed: int, overwrite: bool
 ) -> None:
     """Ten writes, each repeated until it succeeds, beside owners that are killed and replaced."""
@@ -361,7 +353,7 @@ def test_processes_killed_at_random_times_lose_and_double_nothing(
     for turn in range(10):
         done = False
         while not done:
-            # Puts that were not acknowledged may be stored: continue behind them.
+            # Puts that were not acknowledged may be stored: continue after them.
             last = max(
                 (r["id"] + 1 for some in content(tmp_path).values() for r in some), default=0
             )

@@ -144,7 +144,7 @@ def check(
     with filesystem.use(QuickFileSystem()):
         open_buckets(home)
         numbers = [record["id"] for records in content(home).values() for record in records]
-        assert len(numbers) == len(set(numbers)), f"{when}: doubled"
+        assert len(numbers) == len(set(numbers)), f"{when}: duplicated"
         found = set(numbers)
         promised = {*range(90, 100), *promises_before(disk.recording, point)}
         assert HANDED & found in (HANDED, set()), f"{when}: only some buckets have their rows"

@@ -15,6 +15,8 @@ async def test_ten_killed_writers_lose_and_duplicate_nothing(tmp_path: Path) -> 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(5))
-async def test_hundred_killed_writers_lose_and_duplicate_nothing(tmp_path: Path, seed: int) -> None:
+async def test_a_hundred_killed_writers_lose_and_duplicate_nothing(
+    tmp_path: Path, seed: int
+) -> None:
     """Five buckets with twenty writers each."""
     assert await kill_writers(tmp_path / "bucket", 20, seed=100 + seed) > 100

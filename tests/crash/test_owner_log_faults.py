@@ -113,7 +113,7 @@ async def check_faults(tmp_path: Path, *, step: int, first: int = 0, **options: 
 
 
 @pytest.mark.parametrize("options", [{}, INTERVAL], ids=["synced", "interval"])
-async def test_failed_call_loses_nothing_and_all_buckets_go_on(
+async def test_failed_call_loses_nothing_and_all_buckets_continue(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     await check_faults(tmp_path, step=7, **options)
@@ -123,7 +123,7 @@ async def test_failed_call_loses_nothing_and_all_buckets_go_on(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("options", [{}, INTERVAL], ids=["synced", "interval"])
 @pytest.mark.parametrize("turn", range(12))
-async def test_any_failed_call_loses_nothing_and_all_buckets_go_on(
+async def test_any_failed_call_loses_nothing_and_all_buckets_continue(
     tmp_path: Path, options: dict[str, Any], turn: int
 ) -> None:
     """The turns combine every call with every error, lasting and not."""
@@ -301,7 +301,7 @@ async def test_log_stays_bounded_while_a_bucket_is_cold(
         await topic.put(0, 1, text="x" * 100)
         sizes.append(log.size)
     assert max(sizes) <= 2 * 5000 + 1500
-    assert cold.bucket.counts == (1, 0)  # flushed though nobody asked for it
+    assert cold.bucket.counts == (1, 0)  # flushed without a call of flush
     del log, cold
     await topic.topic.drop()
     await check_topic(tmp_path, topic.expected, topic.expected.puts)

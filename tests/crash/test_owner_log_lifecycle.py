@@ -87,7 +87,7 @@ async def test_failed_log_waits_for_a_dropped_bucket_to_be_opened_again(tmp_path
     await check(topic)
 
 
-async def test_bucket_closed_by_two_callers_at_once_keeps_later_puts(tmp_path: Path) -> None:
+async def test_bucket_closed_by_two_concurrent_callers_keeps_later_puts(tmp_path: Path) -> None:
     topic = new_topic(tmp_path)
     for _ in range(15):
         await topic.put()

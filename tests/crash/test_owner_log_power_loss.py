@@ -272,7 +272,7 @@ async def test_released_segments_cost_no_record_after_power_loss(
 
 
 @pytest.mark.parametrize("options", [{}, INTERVAL], ids=["synced", "interval"])
-async def test_torn_beginning_of_a_segment_is_no_damage(
+async def test_torn_beginning_of_a_segment_is_not_damage(
     tmp_path: Path, small_segments: None, options: dict[str, Any]
 ) -> None:
     """Sectors reach the disk in any order: the header of a new segment may be lost alone."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.crash import workloads
 from support.crash.checks import CrashExplorer, Open
-from support.crash.density import every_nth_by_day
+from support.crash.density import every_nth_unless_nightly
 from support.crash.workloads import Durable, RecordedWriter, Workload, lance, no_log, wal
 
 LOGGED = {
@@ -55,7 +55,7 @@ async def check_power_loss(
     return writer
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 @pytest.mark.parametrize("workload", LOGGED.values(), ids=LOGGED)
 async def test_acknowledged_record_survives_power_loss(
     tmp_path: Path, workload: Workload, every: int
@@ -63,7 +63,7 @@ async def test_acknowledged_record_survives_power_loss(
     await check_power_loss(tmp_path, wal(), workload, every=every)
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 async def test_acknowledged_compressed_record_survives_power_loss(
     tmp_path: Path, every: int
 ) -> None:
@@ -76,19 +76,19 @@ async def test_acknowledged_compressed_record_survives_power_loss(
     await check_power_loss(tmp_path, wal(compression="zstd"), workload, every=every)
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 async def test_constantly_flushed_log_survives_power_loss(tmp_path: Path, every: int) -> None:
     opener = wal(max_wal_size=900, flush_threshold=4)
     await check_power_loss(tmp_path, opener, workloads.many_small_flushes, every=every)
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 async def test_field_with_a_default_survives_power_loss(tmp_path: Path, every: int) -> None:
     opener = wal(schema_defaults={"age": 7})
     await check_power_loss(tmp_path, opener, workloads.a_field_with_a_default, every=every)
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 async def test_change_of_compression_survives_power_loss(tmp_path: Path, every: int) -> None:
     workload = workloads.other_options(wal(compression="zstd"), wal(compression="snappy"))
     await check_power_loss(
@@ -96,7 +96,7 @@ async def test_change_of_compression_survives_power_loss(tmp_path: Path, every: 
     )
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 async def test_enabling_and_disabling_the_log_survives_power_loss(
     tmp_path: Path, every: int
 ) -> None:
@@ -106,7 +106,7 @@ async def test_enabling_and_disabling_the_log_survives_power_loss(
     )
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 @pytest.mark.parametrize("open_bucket", named(lance=lance(), no_log=no_log()))
 async def test_flushed_record_survives_power_loss_without_a_log(
     tmp_path: Path, open_bucket: Open, every: int
@@ -116,14 +116,14 @@ async def test_flushed_record_survives_power_loss_without_a_log(
     )
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 async def test_flushed_record_survives_power_loss_during_evolution_without_a_log(
     tmp_path: Path, every: int
 ) -> None:
     await check_power_loss(tmp_path, no_log(), workloads.evolution, Durable.FLUSHED, every=every)
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 async def test_power_loss_with_a_sync_interval_leaves_a_prefix_with_all_synced_records(
     tmp_path: Path, every: int
 ) -> None:

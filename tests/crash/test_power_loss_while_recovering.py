@@ -17,7 +17,7 @@ from support.crash.checks import (
     Open,
     check_folder,
 )
-from support.crash.density import every_nth_by_day
+from support.crash.density import every_nth_unless_nightly
 from support.crash.disk_model import (
     KEEP_EVERYTHING,
     LOSE_UNSYNCED,
@@ -82,7 +82,7 @@ async def check_second_crash(
     return explorer.checked
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 async def test_power_loss_during_log_recovery_loses_nothing(tmp_path: Path, every: int) -> None:
     async def workload(writer: RecordedWriter) -> None:
         await writer.put(v=1)
@@ -96,7 +96,7 @@ async def test_power_loss_during_log_recovery_loses_nothing(tmp_path: Path, ever
     await check_second_crash(tmp_path, writer, last, LOSE_UNSYNCED, open_bucket, 4, every)
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 async def test_power_loss_during_recovery_of_a_log_longer_than_the_buffer_loses_nothing(
     tmp_path: Path, every: int
 ) -> None:
@@ -113,7 +113,7 @@ async def test_power_loss_during_recovery_of_a_log_longer_than_the_buffer_loses_
     await check_second_crash(tmp_path, writer, last, LOSE_UNSYNCED, opener, 361, every)
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 async def test_power_loss_while_a_torn_tail_is_trimmed_loses_nothing(
     tmp_path: Path, every: int
 ) -> None:
@@ -132,7 +132,7 @@ async def test_power_loss_while_a_torn_tail_is_trimmed_loses_nothing(
         )
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 async def test_power_loss_while_several_torn_segments_are_trimmed_leaves_a_prefix(
     tmp_path: Path, every: int
 ) -> None:
@@ -153,7 +153,7 @@ async def test_power_loss_while_several_torn_segments_are_trimmed_leaves_a_prefi
         await check_second_crash(tmp_path, writer, last, every_name, open_bucket, 0, every)
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 async def test_power_loss_while_a_torn_version_is_rolled_back_loses_nothing(
     tmp_path: Path, every: int
 ) -> None:
@@ -175,7 +175,7 @@ async def test_power_loss_while_a_torn_version_is_rolled_back_loses_nothing(
         await check_second_crash(tmp_path, writer, before, names, open_bucket, required, every)
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 async def test_power_loss_while_an_interrupted_widening_is_completed_loses_nothing(
     tmp_path: Path, every: int
 ) -> None:

@@ -244,7 +244,7 @@ async def test_missing_log_is_damage(tmp_path: Path) -> None:
 
 
 async def test_segment_of_a_newer_format_is_refused(tmp_path: Path) -> None:
-    """Its records are not skipped: nobody knows what it holds."""
+    """Its records are not skipped: it is unknown what it holds."""
     copy = await rotated_topic(tmp_path / "topic")
     last = segments_in(log_folder(copy))[-1]
     data = last.read_bytes()

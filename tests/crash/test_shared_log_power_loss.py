@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.crash.density import every_nth_by_day
+from support.crash.density import every_nth_unless_nightly
 from support.crash.disk_model import (
     LOSE_UNSYNCED,
     UNDO_REMOVALS,
@@ -163,7 +163,7 @@ async def explore(tmp_path: Path, work: Work, every: int, **options: Any) -> Non
     assert checked > 40 / every
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 @pytest.mark.parametrize("work", [flushes, reopened_bucket, rotation])
 async def test_acknowledged_list_put_survives_power_loss_in_all_its_buckets(
     tmp_path: Path, work: Work, every: int
@@ -171,7 +171,7 @@ async def test_acknowledged_list_put_survives_power_loss_in_all_its_buckets(
     await explore(tmp_path, work, every)
 
 
-@every_nth_by_day(3)
+@every_nth_unless_nightly(3)
 @pytest.mark.parametrize("work", [flushes, reopened_bucket, rotation])
 async def test_power_loss_with_a_sync_interval_leaves_list_puts_whole(
     tmp_path: Path, work: Work, every: int

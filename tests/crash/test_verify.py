@@ -235,7 +235,7 @@ async def test_inspection_during_maintenance_raises_nothing_and_reports_no_damag
     done = False
 
     async def inspect(call: Callable[[], Awaitable[Any]]) -> int:
-        """Call until the maintenance ends; return how often."""
+        """Call until the maintenance ends; return how many times."""
         times = 0
         while not done:
             found = await call()

@@ -140,7 +140,7 @@ def check(group: Group, point: CrashPoint, loss: Any, folder: Path) -> None:
         assert offset < bucket.next, when
         row = bucket.records.find(offset)
         if (number, offset) in finished:
-            letter = REDRIVEN.get((number, offset), 0)  # also if its call had not returned yet
+            letter = REDRIVEN.get((number, offset), 0)  # even if its call had not returned yet
             again = row is not None and not state.was_redriven(letter)
             assert not again, f"{when}: offset {offset} would be delivered again"
         elif attempt and row is not None and (number, offset) not in REDRIVEN:

@@ -40,7 +40,7 @@ def test_index_outside_of_the_dataset_raises(topic: Path, index: int) -> None:
         TopicDataset(topic, "v1")[index]
 
 
-def test_index_that_is_no_number_raises(topic: Path) -> None:
+def test_index_that_is_not_a_number_raises(topic: Path) -> None:
     with pytest.raises(TypeError):
         TopicDataset(topic, "v1")["id"]  # type: ignore[index]
 
@@ -58,7 +58,7 @@ def test_condition_numbers_only_matching_rows(topic: Path) -> None:
     assert dataset.schema.names == ["id"]
 
 
-def test_columns_keep_the_order_of_the_argument(topic: Path) -> None:
+def test_columns_of_a_dataset_keep_the_order_of_the_argument(topic: Path) -> None:
     dataset = TopicDataset(topic, "v1", columns=["score", "id"])
     assert list(dataset[0]) == ["score", "id"]
 
@@ -190,6 +190,6 @@ def test_condition_that_may_select_other_rows_later_is_refused(topic: Path, wher
         TopicDataset(topic, "v1", where=where)
 
 
-def test_names_of_functions_in_texts_and_fields_are_no_functions(topic: Path) -> None:
+def test_names_of_functions_in_texts_and_fields_are_not_taken_for_functions(topic: Path) -> None:
     where = "text <> 'now()' AND text <> 'it''s random()' AND `id` < 10"
     assert len(TopicDataset(topic, "v1", where=where)) == 10

@@ -45,7 +45,7 @@ def record(number: int) -> dict[str, Any]:
     return {"id": number, "policy_version": number // 20, "text": f"row {number}"}
 
 
-def test_added_records_are_sampled_at_once(tmp_path: Path) -> None:
+def test_added_records_are_sampled_immediately(tmp_path: Path) -> None:
     with ReplayBuffer(tmp_path / "replay") as buffer:
         assert len(buffer.sample(4)) == 0
         for number in range(5):
@@ -98,7 +98,7 @@ def test_uniform_sample_has_equal_chances_and_weights(buffer: ReplayBuffer) -> N
     assert ((counts - 100) ** 2 / 100).sum() < 300
 
 
-def test_rows_belong_to_their_keys(buffer: ReplayBuffer) -> None:
+def test_sampled_rows_belong_to_their_keys(buffer: ReplayBuffer) -> None:
     sample = buffer.sample(100)
     by_key = dict(zip(sample.keys.tolist(), sample.rows.to_pylist(), strict=True))
     again = buffer.sample(300)
@@ -282,7 +282,7 @@ def test_task_takes_each_record_once(buffer: ReplayBuffer) -> None:
     assert sorted(ids(buffer.sample(64, task="critic"))) == list(range(200, 205))
 
 
-def test_sample_that_fails_takes_nothing(buffer: ReplayBuffer, tmp_path: Path) -> None:
+def test_sample_that_fails_takes_no_records(buffer: ReplayBuffer, tmp_path: Path) -> None:
     with ReplayBuffer(tmp_path / "replay", columns=["id", "later"]) as other:
         with pytest.raises(InvalidArgument, match="columns names 'later'"):
             other.sample(50, task="critic")

@@ -71,7 +71,7 @@ def taken(cache: RowCache, places: list[tuple[int, int]], schema: pa.Schema) -> 
 
 
 @pytest.mark.parametrize("step", [1, 7, 20, 200])
-def test_a_take_returns_the_rows_of_files_and_of_memory_in_the_order_that_was_asked_for(
+def test_a_take_returns_the_rows_of_files_and_of_memory_in_the_requested_order(
     cache: RowCache, step: int
 ) -> None:
     rows = [batch(0, 150), batch(1000, 130)]

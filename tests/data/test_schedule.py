@@ -44,7 +44,7 @@ def test_uneven_batches_of_a_step_differ_by_one_row(size: int, world: int, batch
 
 
 @given(size=st.integers(1, 500), world=worlds, batch=batch_sizes)
-def test_padded_steps_are_full_and_repeat_the_start_only(size: int, world: int, batch: int) -> None:
+def test_padded_steps_are_full_and_repeat_only_the_start(size: int, world: int, batch: int) -> None:
     schedule = Schedule(size, 0, world, batch, PADDED)
     found = taken(schedule)
     assert len(found) == schedule.steps * world * batch
@@ -53,7 +53,7 @@ def test_padded_steps_are_full_and_repeat_the_start_only(size: int, world: int, 
 
 
 @given(size=st.integers(0, 500), world=worlds, batch=batch_sizes)
-def test_dropped_steps_are_full_and_leave_out_the_end_only(
+def test_dropped_steps_are_full_and_leave_out_only_the_end(
     size: int, world: int, batch: int
 ) -> None:
     schedule = Schedule(size, 0, world, batch, DROPPED)

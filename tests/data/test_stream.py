@@ -62,7 +62,7 @@ def test_shuffled_order_is_not_the_stored_one(topic: Path) -> None:
     assert ids(TopicStream(topic, "v1", shuffle=1)) != shuffled
 
 
-def test_epochs_have_other_orders_and_end(topic: Path) -> None:
+def test_each_epoch_has_another_order_and_the_stream_ends_after_the_last(topic: Path) -> None:
     found = ids(TopicStream(topic, "v1", shuffle=5, epochs=3))
     epochs = [found[i * ROWS : (i + 1) * ROWS] for i in range(3)]
     assert len(found) == 3 * ROWS
@@ -92,7 +92,9 @@ def test_endless_stream_continues_after_each_epoch(topic: Path) -> None:
     ("remainder", "rows"),
     [("uneven", [[300, 300], [200, 200]]), ("padded", [[300] * 2] * 2), ("dropped", [[300, 300]])],
 )
-def test_remainder_is_treated_as_asked(topic: Path, remainder: str, rows: list[list[int]]) -> None:
+def test_last_step_is_padded_dropped_or_uneven_as_requested(
+    topic: Path, remainder: str, rows: list[list[int]]
+) -> None:
     found = [
         [
             batch.num_rows
@@ -214,6 +216,6 @@ def test_condition_that_may_select_other_rows_later_is_refused(topic: Path, wher
         TopicStream(topic, "v1", where=where)
 
 
-def test_names_of_functions_in_texts_and_fields_are_no_functions(topic: Path) -> None:
+def test_names_of_functions_in_texts_and_fields_are_not_taken_for_functions(topic: Path) -> None:
     where = "text <> 'now()' AND text <> 'it''s random()' AND `id` < 10"
     assert TopicStream(topic, "v1", where=where).rows == 10

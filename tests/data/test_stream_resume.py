@@ -220,7 +220,7 @@ def test_workers_deliver_what_one_process_would(topic: Path) -> None:
     assert [next(worker, None) for worker in workers] == [None, None, None]
 
 
-def test_state_after_the_last_batch_has_no_rest(topic: Path) -> None:
+def test_state_after_the_last_batch_resumes_with_an_empty_rest(topic: Path) -> None:
     stream = TopicStream(topic, "v1", batch_size=500)
     batches = iter(stream)
     next(batches), next(batches)
@@ -401,7 +401,7 @@ def test_impossible_state_is_refused(topic: Path, change: dict[str, Any], reason
 
 
 @pytest.mark.parametrize("state", [None, [], "state", {}, {"_snapshot": 1}, {"dataset_state": 3}])
-def test_something_that_is_no_state_is_refused(topic: Path, state: Any) -> None:
+def test_value_that_is_not_a_state_is_refused(topic: Path, state: Any) -> None:
     with pytest.raises(InvalidArgument):
         TopicStream(topic, "v1").load_state_dict(state)
 

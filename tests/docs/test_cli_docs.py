@@ -74,7 +74,7 @@ def sections(page: Path) -> dict[str, str]:
 
 
 def rows(section: str, columns: int) -> list[list[str]]:
-    """The rows of the tables of a section that have so many columns."""
+    """The rows of the tables of a section that have this many columns."""
     found = []
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -133,7 +133,7 @@ def test_every_option_and_argument_of_a_command_is_in_its_section(page: Path):
 
 
 @pages
-def test_defaults_that_the_options_do_not_have_themselves_are_the_librarys(page: Path):
+def test_documented_defaults_of_options_are_those_of_the_library(page: Path):
     from persisting.spark.jobs.split_job import SHARES
 
     known = sections(page)
@@ -278,7 +278,7 @@ def test_every_command_line_of_the_documentation_is_understood(any_file):
 
 
 @pytest.mark.parametrize("page", both("guide/spark-jobs.md"), ids=["en", "zh"])
-def test_the_page_of_the_jobs_names_a_command_for_each_that_has_one(page: Path, any_file):
+def test_page_of_spark_jobs_names_the_command_of_each_job_that_has_one(page: Path, any_file):
     told = {code(job): code(line) for job, line in rows(page.read_text("utf-8"), 2)}
     lines = {job: line for job, line in told.items() if line.startswith("persisting ")}
     for line in lines.values():
@@ -427,7 +427,7 @@ def test_the_examples_of_a_spark_job_run(name: str, home: Path, capsys):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
-def test_the_demonstration_ends_and_its_folder_can_be_looked_at(home: Path):
+def test_the_demonstration_ends_and_its_folder_can_be_inspected(home: Path):
     demo, look = examples("demo")
     subprocess.run(["bash", "-c", demo], check=True, stdout=subprocess.DEVNULL)
     shell(look)

@@ -17,7 +17,7 @@ from support.example_runner import EXAMPLES, run_example
 from persisting.queue import read_queue
 
 
-def test_tour_shows_every_part():
+def test_tour_example_shows_every_part():
     output = run_example("tour.py")
     numbers = re.findall(r"^(\d+)\. ", output, re.MULTILINE)
     assert numbers == [str(number) for number in range(1, 12)]
@@ -114,6 +114,18 @@ def test_peers_benchmark_measures_recovery_and_latency_between_processes(tmp_pat
     (result,) = tmp_path.glob("peers-*.json")
     rows = json.loads(result.read_text())["rows"]
     assert [row["group"] for row in rows] == ["recovery"] * 4 + ["latency"] * 4
+    assert all(row["value"] > 0 and row["name"] in output for row in rows)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_queues_benchmark_runs_and_writes_its_results(tmp_path):
+    output = run_example(
+        "../benchmarks/queues.py", "--quick", "--results", str(tmp_path), seconds=1000
+    )
+    (result,) = tmp_path.glob("queues-*.json")
+    rows = json.loads(result.read_text())["rows"]
+    assert {row["group"] for row in rows} == {"embedded", "local", "remote", "socket"}
     assert all(row["value"] > 0 and row["name"] in output for row in rows)
 
 

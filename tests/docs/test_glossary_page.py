@@ -18,7 +18,7 @@ def text_of(pages: list[Path]) -> str:
     return "\n".join(page.read_text("utf-8") for page in pages).lower()
 
 
-def test_both_languages_list_the_same_pairs_of_words():
+def test_both_glossaries_list_the_same_pairs_of_words():
     assert words(ENGLISH) == [(english, chinese) for chinese, english in words(CHINESE)]
 
 

@@ -76,7 +76,7 @@ def test_rollout_buffer_example_is_bounded_and_searchable(tmp_path):
         assert kept == 600 if number == 1 else 1000 <= kept < 1800
 
 
-def test_agent_farm_example_solves_every_task_though_an_agent_is_killed(tmp_path):
+def test_agent_farm_example_solves_every_task_although_an_agent_is_killed(tmp_path):
     output = run_example("agent_farm.py", str(tmp_path / "farm"))
     assert output.splitlines() == [
         "tasks: 60",

@@ -22,18 +22,16 @@ async def no_topic_is_left_open() -> AsyncIterator[None]:
 
 @pytest.fixture
 def owner() -> Iterator[OwnerProcess]:
-    """A process of the test's own."""
-    process = OwnerProcess()
-    yield process
-    process.close()
+    """The test's own process."""
+    with OwnerProcess() as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
 def shared_owner() -> Iterator[OwnerProcess]:
     """A process for all tests of a module."""
-    process = OwnerProcess()
-    yield process
-    process.close()
+    with OwnerProcess() as process:
+        yield process
 
 
 @pytest.fixture(params=["persisting", pytest.param("lance", marks=pytest.mark.nightly)])

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from support.owner_process import OwnerProcess
+from support.socket_places import reading
 from support.topic_places import WAL, ids, is_in_order, numbered, streamed
 
 from persisting.cluster import locator
 from persisting.errors import StorageError
 from persisting.local_socket import connection
 from persisting.lock import owner_of
-from persisting.queue import QueueReader, QueueWriter, read_queue, write_queue
+from persisting.queue import QueueWriter, write_queue
 from persisting.topic.spec import bucket_folder
 
 LOGGED: dict[str, Any] = {"backend": "persisting", "backend_options": WAL, "num_buckets": 2}
@@ -23,10 +24,6 @@ LOGGED: dict[str, Any] = {"backend": "persisting", "backend_options": WAL, "num_
 
 async def writing(folder: Path, **given: Any) -> QueueWriter:
     return await write_queue(topic="t", storage_path=str(folder), **{**LOGGED, **given})
-
-
-async def reading(folder: Path, **given: Any) -> QueueReader:
-    return await read_queue(topic="t", storage_path=str(folder), **given)
 
 
 async def stored(folder: Path) -> dict[int, list[Any]]:
@@ -57,7 +54,7 @@ async def test_puts_reach_the_owner_in_the_other_process(
 async def test_puts_continue_soon_after_the_owner_was_killed(
     tmp_path: Path, owner: OwnerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nobody waits until the owner has been silent for long.
+    # Puts do not wait until the owner has been silent for a long time.
     monkeypatch.setattr(connection, "KEEPALIVE_SECONDS", 60.0)
     await owner.own(tmp_path, **LOGGED)
     writer = await writing(tmp_path)
@@ -216,16 +213,13 @@ async def test_blocking_stream_continues_with_the_next_owner(
     tail = spawned(streamed(reader, limit=60, block=True))
     await asyncio.sleep(0.2)
     owner.kill()
-    heir = OwnerProcess()
-    try:
+    with OwnerProcess() as heir:
         await heir.own(tmp_path)
         await heir.ask("put", args=[numbered(20, 20)])
         await heir.ask("close")
         async with await writing(tmp_path) as writer:
             await writer.put(numbered(20, 40))
             found = ids(await asyncio.wait_for(tail, 30))
-    finally:
-        heir.close()
     assert sorted(found) == list(range(60))
     await reader.close()
 

@@ -74,10 +74,10 @@ async def test_workers_of_multiprocessing_put_to_the_topic_of_their_parent(
     assert await everything(tmp_path) == list(range(80))
 
 
-async def test_death_of_an_owner_is_noticed_though_its_forked_child_lives(
+async def test_death_of_an_owner_is_noticed_although_its_forked_child_lives(
     tmp_path: Path, owner: OwnerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The put does not wait until the owner has been silent for long.
+    # The put does not wait until the owner has been silent for a long time.
     monkeypatch.setattr(connection, "KEEPALIVE_SECONDS", 60.0)
     await owner.own(tmp_path, **LOGGED)
     writer = await write_queue(topic="t", storage_path=str(tmp_path))

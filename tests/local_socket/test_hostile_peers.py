@@ -237,7 +237,7 @@ async def test_owner_closes_the_connection_of_another_user(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-async def test_real_process_of_another_user_is_told_why(
+async def test_real_process_of_another_user_gets_the_reason(
     writer: QueueWriter, tmp_path: Path
 ) -> None:
     path = open_to_all(socket_of(tmp_path))

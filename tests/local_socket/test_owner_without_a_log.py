@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from support.owner_process import OwnerProcess
+from support.socket_places import reading
 from support.topic_places import WAL, ids, numbered
 
 from persisting.local_socket.shared_reader import SharedReaderClient
-from persisting.queue import QueueReader, QueueWriter, read_queue, write_queue
+from persisting.queue import QueueReader, QueueWriter, write_queue
 from persisting.topic.topic_files import TopicFolder
 from persisting.ui.screens import tail
 
@@ -26,10 +27,6 @@ async def own_with_lost_tail(owner: OwnerProcess, folder: Path) -> None:
     await owner.ask("put", args=[numbered(10)])
     await owner.ask("flush")
     await owner.ask("put", args=[numbered(5, 10)])
-
-
-async def reading(folder: Path, **given: Any) -> QueueReader:
-    return await read_queue(topic="t", storage_path=str(folder), **given)
 
 
 async def writing(folder: Path, **given: Any) -> QueueWriter:
@@ -105,14 +102,11 @@ async def test_two_losses_that_a_reader_has_slept_through_are_both_counted(
     async with await reading(tmp_path) as reader:
         assert ids(await reader.get(None)) == list(range(15))
         owner.kill()
-        second = OwnerProcess()
-        try:
+        with OwnerProcess() as second:
             await second.own(tmp_path, **UNLOGGED)
             await second.ask("put", args=[numbered(3, 50)])  # at offsets 10 to 12
             await second.ask("flush")
             await second.ask("put", args=[numbered(7, 60)])
-        finally:
-            second.close()
         async with await writing(tmp_path) as writer:
             await writer.put(numbered(5, 70))
             assert ids(await reader.get(None)) == [50, 51, 52, 70, 71, 72, 73, 74]
@@ -132,9 +126,8 @@ async def test_every_death_without_a_log_raises_the_epoch_once(
     assert (await owner.ask("stats"))["buckets"][0]["epoch"] == 0
     owner.kill()
     assert [await epoch(tmp_path), await epoch(tmp_path)] == [1, 1]
-    other = OwnerProcess()
-    await other.own(tmp_path, **UNLOGGED)
-    other.close()
+    with OwnerProcess() as other:
+        await other.own(tmp_path, **UNLOGGED)
     assert await epoch(tmp_path) == 2
 
 
@@ -155,16 +148,13 @@ async def test_two_losses_before_the_first_flush_raise_the_epoch_twice(
 ) -> None:
     await owner.own(tmp_path, **UNLOGGED)
     owner.kill()
-    second = OwnerProcess()
-    try:
+    with OwnerProcess() as second:
         await second.own(tmp_path, **UNLOGGED)
         await second.ask("put", args=[numbered(3, 50)])
         async with await reading(tmp_path) as reader:
             assert ids(await reader.get(None)) == [50, 51, 52]
             second.close()
             await check_puts_after_a_loss(tmp_path, reader, 7)
-    finally:
-        second.close()
     assert await epoch(tmp_path) == 2
 
 
@@ -198,10 +188,9 @@ async def test_log_of_a_later_owner_is_recovered_after_a_loss(
     await own_with_lost_tail(owner, tmp_path)
     owner.kill()
     logged = {"backend": "persisting", "backend_options": WAL}
-    later = OwnerProcess()
-    await later.own(tmp_path, **UNLOGGED | logged)
-    await later.ask("put", args=[numbered(3, 50)])
-    later.close()
+    with OwnerProcess() as later:
+        await later.own(tmp_path, **UNLOGGED | logged)
+        await later.ask("put", args=[numbered(3, 50)])
     async with await reading(tmp_path) as reader:
         assert ids(await reader.get(None)) == [*range(10), 50, 51, 52]
     async with await writing(tmp_path, **logged) as writer:

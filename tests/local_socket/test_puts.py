@@ -90,7 +90,7 @@ async def test_puts_that_wait_until_the_owner_is_found_are_not_overtaken(
 
 
 async def put_in_every_turn(writer: QueueWriter, count: int) -> None:
-    """Start a put in each turn of the event loop, also while the first ones find the owner."""
+    """Start a put in each turn of the event loop, even while the first ones find the owner."""
     puts = []
     for number in range(count):
         puts.append(asyncio.ensure_future(writer.put({"id": 0, "n": number})))
@@ -98,7 +98,7 @@ async def put_in_every_turn(writer: QueueWriter, count: int) -> None:
     await asyncio.gather(*puts)
 
 
-async def test_put_that_is_called_when_the_owner_has_just_been_found_overtakes_none(
+async def test_put_that_is_called_when_the_owner_has_just_been_found_overtakes_no_other(
     tmp_path: Path, owner: OwnerProcess
 ) -> None:
     await owner.own(tmp_path, **LOGGED)
@@ -107,7 +107,7 @@ async def test_put_that_is_called_when_the_owner_has_just_been_found_overtakes_n
     assert [record["n"] for record in await everything(tmp_path)] == list(range(5000))
 
 
-async def test_put_that_is_called_when_a_bucket_has_just_been_opened_overtakes_none(
+async def test_put_that_is_called_when_a_bucket_has_just_been_opened_overtakes_no_other(
     tmp_path: Path,
 ) -> None:
     async with await writing(tmp_path, **LOGGED) as writer:
@@ -117,7 +117,7 @@ async def test_put_that_is_called_when_a_bucket_has_just_been_opened_overtakes_n
         assert [record["n"] for record in await everything(tmp_path)] == list(range(-1, 5000))
 
 
-async def test_cancelled_put_lets_those_behind_it_go_on_in_order(
+async def test_cancelled_put_lets_later_puts_continue_in_order(
     tmp_path: Path, owner: OwnerProcess
 ) -> None:
     await owner.own(tmp_path, **LOGGED)
@@ -222,7 +222,7 @@ async def test_locked_bucket_of_an_unlogged_topic_names_its_owner(
             await writer.put(numbered(20))
 
 
-async def test_put_that_cannot_be_queued_at_once_is_stored_too(
+async def test_put_that_cannot_be_queued_immediately_is_stored_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restore, a flush that is due or a new schema: a task waits for them."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.faults import FaultyFileSystem
+from support.waiting import until
 
-from persisting import metrics
 from persisting.errors import InvalidArgument, StorageError
 from persisting.queue import read_queue, write_queue
 
@@ -28,15 +26,6 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
-    """Share one server among all tests: shutting it down takes half a second."""
-    running = metrics.serve(0)
-    yield running
-    running.shutdown()
-    running.server_close()
-
-
 def records(count: int, start: int = 0) -> list[dict[str, Any]]:
     return [
         {"id": n, "v": [float(n), 1.0], "text": f"word{n}"} for n in range(start, start + count)
@@ -51,10 +40,11 @@ async def in_steps(backend: Any, steps: int, count: int = 10) -> None:
 
 async def becomes(get: Callable[[], float | None], value: float) -> None:
     """Wait until a value is reached."""
-    deadline = time.monotonic() + 60
-    while get() != value:
-        assert time.monotonic() < deadline, f"it is {get()}, not {value}"
-        await asyncio.sleep(0.02)
+
+    async def is_reached() -> bool:
+        return get() == value
+
+    await until(is_reached, explain=lambda: f"it is {get()}, not {value}")
 
 
 async def test_every_maintenance_metric_exists_when_a_bucket_opens(open_bucket, scrape):
@@ -210,13 +200,10 @@ async def test_unindexed_records_return_to_zero_when_the_index_catches_up(open_b
             assert index is not None
             return index
 
-        async def covered() -> int:
-            return (await backend.indexes())[0]["behind"]
+        async def is_covered() -> bool:
+            return (await backend.indexes())[0]["behind"] == 0
 
-        deadline = time.monotonic() + 60
-        while await covered() > 0:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
+        await until(is_covered)
         await becomes(behind, 0)
 
 
@@ -264,10 +251,7 @@ async def test_failed_maintenance_is_counted_reported_and_retried(
         async def healed() -> bool:
             return (await backend.stats())["upkeep_error"] is None
 
-        deadline = time.monotonic() + 60
-        while not await healed():
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
+        await until(healed)
         before = scrape().value(name, "failing")
         await backend.put_batch(records(10, 30))
         await backend.flush()

@@ -74,7 +74,7 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-def test_commits_after_the_base_are_checked(clone: Path) -> None:
+def test_subjects_of_commits_after_the_base_are_checked(clone: Path) -> None:
     done = check("--base", "base", folder=clone)
     assert done.returncode == 1
     assert "ends with a period" in done.stderr
@@ -87,7 +87,7 @@ def test_complete_clone_without_the_base_is_an_error(clone: Path) -> None:
     assert "cannot list the commits after" in done.stderr
 
 
-def test_nothing_is_checked_outside_a_clone_or_in_a_shallow_one(
+def test_commit_subjects_are_not_checked_outside_a_clone_or_in_a_shallow_one(
     clone: Path, tmp_path: Path
 ) -> None:
     assert check(folder=tmp_path).returncode == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nightly
 from nightly import Part, Result
-from torture.run import DEFAULT_PARTS
+from torture.run import PARTS
 
 
 def test_nightly_runs_the_parts_after_a_failed_one() -> None:
@@ -26,10 +26,10 @@ def test_nightly_summary_names_durations_and_failed_parts() -> None:
     assert lines[2].split() == ["all", "1:02:00", "FAILED:", "soak"]
 
 
-def test_nightly_covers_the_marked_tests_torch_and_all_torture_but_spark() -> None:
+def test_nightly_runs_the_marked_tests_torch_and_all_parts_of_torture() -> None:
     commands = {part.name: part.command for part in nightly.parts("2", 60, 7)}
     assert commands["nightly tests"][-2:] == ["-m", "nightly"]
     assert commands["torch tests"][:2] == ["make", "test-torch"]
     torture = [command[-1] for name, command in commands.items() if name.startswith("torture ")]
-    assert sorted(torture) == sorted(DEFAULT_PARTS)
+    assert sorted(torture) == sorted(PARTS)
     assert len(commands) == 2 + len(torture)

@@ -170,7 +170,7 @@ def opened(data: bytes) -> None:
 
 @settings(max_examples=60)
 @given(LOGS)
-def test_a_bucket_with_any_log_opens_or_refuses(data: bytes) -> None:
+def test_a_bucket_with_any_log_opens_or_raises(data: bytes) -> None:
     opened(data)
 
 
@@ -202,7 +202,7 @@ def indexed(data: bytes) -> None:
 
 @settings(max_examples=60)
 @given(LOGS)
-def test_a_bucket_that_notes_any_log_opens_or_refuses(data: bytes) -> None:
+def test_a_bucket_that_notes_any_log_opens_or_raises(data: bytes) -> None:
     indexed(data)
 
 
@@ -210,7 +210,7 @@ def test_a_bucket_that_notes_any_log_opens_or_refuses(data: bytes) -> None:
 @pytest.mark.timeout(1800)
 @settings(max_examples=3000, derandomize=False)
 @given(LOGS)
-def test_a_bucket_that_notes_any_log_opens_or_refuses_at_length(data: bytes) -> None:
+def test_a_bucket_that_notes_any_log_opens_or_raises_in_many_examples(data: bytes) -> None:
     indexed(data)
 
 
@@ -218,7 +218,7 @@ def test_a_bucket_that_notes_any_log_opens_or_refuses_at_length(data: bytes) -> 
 @pytest.mark.timeout(1800)
 @settings(max_examples=3000, derandomize=False)
 @given(LOGS)
-def test_a_bucket_with_any_log_opens_or_refuses_at_length(data: bytes) -> None:
+def test_a_bucket_with_any_log_opens_or_raises_in_many_examples(data: bytes) -> None:
     opened(data)
 
 

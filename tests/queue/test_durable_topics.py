@@ -89,7 +89,7 @@ class TestDurableTopic:
             stats = await writer.stats()
         assert (stats["wal_enabled"], stats["wal_sync_interval"]) == (True, 0.0)
 
-    async def test_other_options_are_kept(self, tmp_path: Path) -> None:
+    async def test_durable_keeps_other_options_of_the_backend(self, tmp_path: Path) -> None:
         options = {"flush_threshold": 7, "enable_wal": True, "wal_sync_interval": 0}
         async with await write_queue(
             "t",
@@ -126,7 +126,7 @@ class TestDurableTopic:
         ],
         ids=str,
     )
-    async def test_contradicting_arguments_are_refused(
+    async def test_conflicting_arguments_are_refused(
         self, arguments: dict[str, Any], message: str, tmp_path: Path
     ) -> None:
         with pytest.raises(InvalidArgument, match=message):
@@ -154,7 +154,7 @@ class TestMissingAwait:
         with pytest.raises(TypeError, match=message), read_queue("t"):  # type: ignore[attr-defined]
             pass
 
-    def test_everything_that_takes_coroutines_takes_the_call(self, tmp_path: Path) -> None:
+    def test_opening_call_can_be_passed_wherever_a_coroutine_can(self, tmp_path: Path) -> None:
         def opening() -> Any:
             return write_queue("t", storage_path=str(tmp_path), backend="lance")
 

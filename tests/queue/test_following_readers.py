@@ -253,7 +253,9 @@ def following_later(root: Path) -> Any:
     return following(root)
 
 
-async def test_reader_behind_the_log_finds_released_records_in_the_table(tmp_path: Path) -> None:
+async def test_reader_that_lags_behind_the_log_finds_released_records_in_the_table(
+    tmp_path: Path,
+) -> None:
     with owner(tmp_path) as writer:
         writer.tell("put", 0, 5)
         async with await opened(tmp_path) as reader:
@@ -353,7 +355,7 @@ async def test_retention_moves_the_start_under_a_following_reader(tmp_path: Path
             assert ids(await reader.get()) == list(range(20, 40))
 
 
-async def test_records_that_left_the_log_before_they_were_read_are_read_at_once(
+async def test_records_that_left_the_log_before_they_were_read_are_read_immediately(
     tmp_path: Path,
 ) -> None:
     with owner(tmp_path) as writer:
@@ -591,7 +593,7 @@ def test_tail_follows_the_log_of_another_process(tmp_path: Path) -> None:
                 assert f'"id":{number}' in wait_for_line(tail)
 
 
-async def test_reader_of_a_topic_without_a_log_sees_a_flush_at_once(
+async def test_reader_of_a_topic_without_a_log_sees_a_flush_immediately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_view, "_TABLE_SECONDS", 3600.0)

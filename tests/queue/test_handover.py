@@ -60,7 +60,7 @@ def patient_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestAdoption:
     @pytest.mark.parametrize(("backend", "local_socket"), [("persisting", True), ("lance", False)])
-    def test_rows_get_the_offsets_behind_those_of_buffered_records(
+    def test_rows_get_the_offsets_after_those_of_buffered_records(
         self, tmp_path: Path, backend: str, local_socket: bool
     ) -> None:
         with writer(tmp_path, buckets=1, backend=backend, local_socket=local_socket) as queue:
@@ -71,7 +71,7 @@ class TestAdoption:
         assert [r["id"] for r in stored(tmp_path)] == list(range(20))
         assert files_of_handovers(tmp_path / "t") == []
 
-    def test_records_in_the_log_are_recovered_behind_adopted_rows(self, tmp_path: Path) -> None:
+    def test_records_in_the_log_are_recovered_after_adopted_rows(self, tmp_path: Path) -> None:
         put(tmp_path, [], buckets=1, enable_wal=True)
         with held_process(tmp_path, OWNER, 100) as owner:
             owner.until(lambda: owner.acknowledged > 100)
@@ -131,7 +131,7 @@ class TestAdoption:
         assert hand_over(tmp_path / "t", texts(10, 10)) == 0  # the number is in the table
         assert ids(tmp_path) == list(range(21))
 
-    def test_two_drivers_at_once_store_both_writes(self, tmp_path: Path) -> None:
+    def test_two_concurrent_drivers_store_both_writes(self, tmp_path: Path) -> None:
         with writer(tmp_path) as queue:
             queue.put_batch(texts(0, 10))
             calls = [
@@ -169,7 +169,7 @@ class TestAdoption:
             queue.put_batch(texts(200, 1))
             assert delayed(queue) == 0
 
-    def test_overwrite_shows_its_rows_and_the_end_of_the_delays_at_once(
+    def test_overwrite_shows_its_rows_and_drops_the_delays_in_one_step(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Else a work group that looks in between takes the old records for ones without delay."""
@@ -284,7 +284,7 @@ class TestFailures:
             assert hand_over(topic, texts(0, 10)) == 10
         assert [i for i in ids(tmp_path) if i < 100] == list(range(10))
 
-    def test_driver_that_waits_says_for_whom_and_for_what(
+    def test_driver_that_waits_names_the_owner_and_what_it_waits_for(
         self,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
@@ -757,7 +757,7 @@ class TestFiles:
         assert results == [None]
         owner.close_now()
 
-    def test_puts_go_on_while_an_import_waits_for_a_running_change(self, tmp_path: Path) -> None:
+    def test_puts_continue_while_an_import_waits_for_a_running_change(self, tmp_path: Path) -> None:
         topic = put(tmp_path, texts(0, 10), buckets=1)
         owner = PersistingBackend(0, str(topic / "bucket_0"), schema_path=topic / SCHEMA_FILE)
 

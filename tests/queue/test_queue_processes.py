@@ -75,7 +75,7 @@ async def test_blocking_stream_follows_another_process(tmp_path: Path, spawned: 
 
 
 @pytest.mark.parametrize("without", ["owner", "writer"])
-async def test_second_writing_process_without_the_socket_is_told_the_owner(
+async def test_error_of_a_second_writing_process_without_the_socket_names_the_owner(
     tmp_path: Path, without: str
 ) -> None:
     options = '{"backend": "lance", "local_socket": %s}'
@@ -228,7 +228,7 @@ else:
 
 
 async def test_forked_child_reads_and_writes_the_topic_of_its_parent(tmp_path: Path) -> None:
-    # Lance is not fork-safe, as it warns itself: it crashes in a child now and then.
+    # Lance is not fork-safe, as it warns itself: it sometimes crashes in a child.
     for attempt in range(4):
         answer = run(FORKING, tmp_path / str(attempt))
         if "crashed" not in answer:

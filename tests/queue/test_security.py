@@ -136,7 +136,7 @@ async def test_topic_opens_no_port_and_metrics_listen_on_localhost_only(tmp_path
         server.server_close()
 
 
-def test_code_never_executes_stored_data() -> None:
+def test_package_never_executes_stored_data() -> None:
     """Only Arrow, Lance, msgspec and struct decode what is read from disk."""
     for path in Path(persisting.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -166,7 +166,7 @@ async def test_upgrade_leaves_open_writers_and_streams_running(
         await handle.close()
 
 
-async def test_finite_stream_goes_on_while_its_buckets_are_reopened(
+async def test_finite_stream_continues_while_its_buckets_are_reopened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_reader, "_SNAPSHOT_SECONDS", 0.001)  # a new one for each block

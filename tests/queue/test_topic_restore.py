@@ -118,7 +118,7 @@ class TestOtherProcesses:
                 assert await tail.reaches(5) == list(range(100, 105))
             await reader.close()
 
-    async def test_reader_restores_a_topic_that_nobody_owns(
+    async def test_reader_restores_a_topic_without_an_owner(
         self, tmp_path: Path, make_home: Any
     ) -> None:
         home = make_home("persisting")

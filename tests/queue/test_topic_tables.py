@@ -1,4 +1,4 @@
-"""The topic as a table, in this process and on files that nobody owns."""
+"""The topic as a table, in this process and on files without an owner."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_table_methods_of_a_backend_without_a_table_name_the_backends_to_u
 
 
 class TestStored:
-    """A topic that nobody owns: a reader owns it for the duration of a change."""
+    """A topic without an owner: a reader owns it for the duration of a change."""
 
     async def test_reader_of_an_unowned_topic_can_use_every_table_method(
         self, tmp_path: Path, make_home: Any

@@ -299,7 +299,9 @@ class TestPositions:
         sizes = {bucket: len(some) for bucket, some in content(home).items()}
         assert found == {0: [0], 1: list(range(2, sizes[1])), 2: list(range(sizes[2]))}
 
-    def test_start_after_the_end_reads_nothing(self, spark: SparkSession, home: Path) -> None:
+    def test_start_position_after_the_end_position_reads_nothing(
+        self, spark: SparkSession, home: Path
+    ) -> None:
         given = {"startingOffsets": '{"0": 5}', "endingOffsets": '{"0": 2, "1": 0, "2": 0}'}
         assert load(spark, home, **given).count() == 0
 
@@ -570,7 +572,9 @@ class TestRegistration:
             out, err = child.communicate(timeout=280)
         assert out.split() == [str(ROWS), str(ROWS // 2)], err
 
-    def test_second_registration_does_no_harm(self, spark: SparkSession, home: Path) -> None:
+    def test_registering_the_source_twice_does_no_harm(
+        self, spark: SparkSession, home: Path
+    ) -> None:
         from persisting.spark.source import PersistingSource
 
         spark.dataSource.register(PersistingSource)

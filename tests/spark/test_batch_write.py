@@ -365,7 +365,7 @@ class TestEvolution:
             ({"text": [1]}, "'text' is str, got list"),
         ],
     )
-    def test_contradicting_types_are_refused_and_change_nothing(
+    def test_conflicting_types_are_refused_and_change_nothing(
         self, store: Store, tmp_path: Path, column: dict[str, Any], words: str
     ) -> None:
         put(tmp_path, rows(2))
@@ -468,7 +468,9 @@ class TestOverwriting:
         store.save(table(3), mode="overwrite", writeId="o")
         assert ids(tmp_path) == list(range(6))
 
-    def test_groups_start_again_after_an_overwrite(self, store: Store, tmp_path: Path) -> None:
+    def test_groups_read_from_the_start_after_an_overwrite(
+        self, store: Store, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(10))
         with reader(tmp_path, group="g") as group:
             assert len(group.get(None)) == 10
@@ -627,7 +629,7 @@ def test_files_of_a_write_that_spark_aborts_have_no_rows_and_are_swept_when_they
 ) -> None:
     """Java evaluates the rows: the task in Python has written files when the last row fails."""
     put(tmp_path, rows(10), buckets=1)
-    count = 2 * _FRAGMENT_ROWS + 100_000  # more than the sockets hold, behind two whole files
+    count = 2 * _FRAGMENT_ROWS + 100_000  # more than the sockets hold, after two whole files
     text = f"if(id = {count - 1}, raise_error('no luck'), concat('row ', id)) text"
     with pytest.raises(Exception, match="no luck"):
         save(spark.range(0, count, numPartitions=1).selectExpr("id", text), tmp_path)

@@ -89,7 +89,7 @@ class TestFlush:
             read_options({"path": "/t", "flush": "true", "tag": "x"})
 
     @pytest.mark.parametrize("value", ["0", "-1", "soon", "inf", "nan"])
-    def test_owner_timeout_that_is_no_number_of_seconds_is_refused(self, value: str) -> None:
+    def test_owner_timeout_that_is_not_a_number_of_seconds_is_refused(self, value: str) -> None:
         for parse in (read_options, write_options):
             with pytest.raises(
                 InvalidArgument, match=r"ownerTimeout=.* must be a number of seconds"

@@ -27,7 +27,7 @@ def evens(df: DataFrame) -> DataFrame:
     return df.where("even").selectExpr("id", "upper(text) as text")
 
 
-def test_a_source_without_records_is_no_error(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_source_without_records_is_not_an_error(spark: SparkSession, tmp_path: Path) -> None:
     with writer(tmp_path, "raw"):
         pass
     done = jobs.incremental(spark, tmp_path / "raw", tmp_path / "all")

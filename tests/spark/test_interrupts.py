@@ -33,7 +33,7 @@ def test_second_interrupt_is_not_deferred() -> None:
     assert not reached
 
 
-def test_handler_set_meanwhile_stays_unless_the_old_one_is_preserved() -> None:
+def test_handler_set_during_a_deferral_stays_unless_the_old_one_is_preserved() -> None:
     before = signal.getsignal(signal.SIGINT)
     with preserved_interrupt_handler():
         with deferred_interrupts():

@@ -217,7 +217,7 @@ class TestNearDuplicates:
         ]
 
     @pytest.mark.usefixtures("way")
-    def test_pairs_carry_the_columns_that_were_asked_for(
+    def test_pairs_of_near_duplicates_have_the_requested_columns(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         text = "the quick brown fox jumps over the lazy dog"
@@ -236,7 +236,7 @@ class TestNearDuplicates:
         times = {row["id"]: row["_time"] for row in rows.collect()}
         assert [side["_time"] for side in sides] == [times[1], times[3]]
 
-    def test_both_ways_find_the_same_pairs(
+    def test_local_and_distributed_search_find_the_same_near_duplicates(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rows = frame(spark, texts(4, 200))
@@ -249,13 +249,13 @@ class TestNearDuplicates:
         assert len(found[0]) > 20
 
     @pytest.mark.usefixtures("way")
-    def test_rows_without_a_place_in_the_order_come_first(self, spark: SparkSession) -> None:
+    def test_rows_with_a_null_sort_key_come_first(self, spark: SparkSession) -> None:
         made = [("b", 1, "a text of some length"), (None, 2, "a text of some length")]
         rows = spark.createDataFrame(made, "key string, n int, text string")
         (pair,) = jobs.near_duplicates(rows, "text", order_by=["key", "n"]).collect()
         assert (pair["first"]["n"], pair["second"]["n"]) == (2, 1)
 
-    def test_progress_is_shown_on_a_terminal_or_if_asked_for(self) -> None:
+    def test_progress_is_shown_on_a_terminal_or_on_request(self) -> None:
         class Terminal(io.StringIO):
             def isatty(self) -> bool:
                 return True
@@ -312,7 +312,7 @@ class TestMinhash:
         assert sketches.whole[0] == sketches.whole[1]
         assert (sketches.bands[0] == sketches.bands[1]).all()
 
-    def test_text_is_the_set_of_its_shingles(self) -> None:
+    def test_text_is_compared_by_the_set_of_its_shingles(self) -> None:
         assert len(shingles("abcdefg", 5)) == 3
         assert len(shingles("ababababab", 2)) == 2
         assert len(shingles("向量数据库检索", 5)) == 3

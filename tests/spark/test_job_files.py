@@ -196,7 +196,7 @@ class TestPartitions:
         jobs.ingest(spark, tmp_path / "x" / "kind=*", tmp_path / "t", format="parquet")
         assert [record["kind"] for record in by_id(tmp_path)] == ["001", "2024-01-01"]
 
-    def test_partitions_next_to_files_without_are_refused(
+    def test_partition_folders_next_to_files_without_partitions_are_refused(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         lines(tmp_path / "x" / "kind=a" / "one.jsonl", {"id": 1})

@@ -489,7 +489,7 @@ def test_importing_the_jobs_loads_no_spark() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_every_job_is_there_and_says_what_it_does() -> None:
+def test_every_spark_job_is_listed_and_says_what_it_does() -> None:
     import persisting.spark
 
     assert persisting.spark.jobs is jobs

@@ -135,7 +135,7 @@ class TestRows:
         assert is_found_in_planning(load(spark, tmp_path).where("id = 1"))
         assert [row["id"] for row in load(spark, tmp_path).where("id = 1").collect()] == [1]
 
-    def test_values_that_look_like_our_marks_are_returned_as_they_are(
+    def test_values_that_look_like_our_markers_are_returned_unchanged(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         hostile = snapshot_text([Slice("x", 0, 0, 1)], KeyedRows(b"x" * 40))
@@ -177,7 +177,7 @@ class TestActions:
             assert is_found_in_planning(query)
             assert sorted(map(tuple, query.collect())) == expected
 
-    def test_joins_and_unions_of_look_ups_have_rows_of_their_own(self, simple: DataFrame) -> None:
+    def test_look_ups_in_joins_and_unions_have_rows_of_their_own(self, simple: DataFrame) -> None:
         one, other = simple.where("id = 3"), simple.where("id IN (3, 4)")
         assert sorted(row["id"] for row in one.union(other).collect()) == [3, 3, 4]
         joined = one.alias("l").join(other.alias("r"), "id").selectExpr("id", "l.text", "r.score")

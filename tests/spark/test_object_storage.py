@@ -241,7 +241,9 @@ def test_every_pipeline_command_works_on_the_store(
     assert "exists; name a new one" in capsys.readouterr().err
 
 
-def test_what_does_not_work_says_so(at_store: SparkSession, root: str) -> None:
+def test_incremental_job_in_a_store_requires_a_local_checkpoint(
+    at_store: SparkSession, root: str
+) -> None:
     spark = at_store
     save(numbers(spark, 2), f"{root}/raw", numBuckets=1)
     with pytest.raises(InvalidArgument, match="pass checkpoint="):

@@ -64,7 +64,7 @@ class TestKept:
         put(tmp_path, rows(3), buckets=1)
         assert count(folder) == 3
 
-    def test_copy_that_was_put_back_is_opened_again(self, tmp_path: Path) -> None:
+    def test_topic_replaced_by_an_older_copy_is_opened_again(self, tmp_path: Path) -> None:
         folder = put(tmp_path, rows(10))
         shutil.copytree(folder, tmp_path / "copy")
         put(tmp_path, rows(5, 10))
@@ -80,7 +80,7 @@ class TestKept:
             shutil.rmtree(table)
         assert count(folder) == 0
 
-    def test_tables_that_are_kept_are_limited(self, tmp_path: Path) -> None:
+    def test_number_of_tables_kept_open_is_limited(self, tmp_path: Path) -> None:
         folders = [put(tmp_path, rows(2), f"t{number}", buckets=7) for number in range(3)]
         kept = [open_topic(folder) for folder in folders]
         assert open_topic(folders[2]) is kept[2]
@@ -98,7 +98,7 @@ class TestKept:
         assert (dataset.session().size_bytes() > 1000) == (limit > 0)
 
 
-def test_other_processes_keep_nothing(tmp_path: Path) -> None:
+def test_processes_that_do_not_plan_queries_keep_no_topics_open(tmp_path: Path) -> None:
     folder = put(tmp_path, rows(10))
     assert open_topic(folder) is not open_topic(folder)
 

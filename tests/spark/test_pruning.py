@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -435,6 +436,7 @@ PUSHED: dict[str, Any] = {
     "clock": 7000,
     "uid": "00000000-0000-0000-0000-000000000005",
     "money": "1.50",
+    "price": "-9999999999.999999999999999999",
     "st.a": 1,
     "st.c.d": 0.5,
 }
@@ -460,6 +462,41 @@ class TestTypes:
         frame = reader.load(str(tmp_path / "t"))
         found = frame.where("score = CAST(0.1 AS FLOAT)").select("id").collect()
         assert [row["id"] for row in found] == [1]
+
+
+class TestCompiledClasses:
+    def test_compiled_classes_are_cached_by_the_versions_of_spark_and_of_their_sources(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sources, compiled = tmp_path / "jvm", []
+        shutil.copytree(pruning._SOURCES, sources)
+        monkeypatch.setattr(pruning, "_SOURCES", sources)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+        def compile_classes(loader: Any, files: list[Path], folder: Path) -> None:
+            compiled.append([file.read_bytes() for file in files])
+            (folder / "Some.class").touch()
+
+        monkeypatch.setattr(pruning, "_compile", compile_classes)
+        first = pruning._compiled(None)
+        assert pruning._compiled(None) == first
+        assert len(compiled) == 1
+        with monkeypatch.context() as patch:
+            patch.setattr("pyspark.__version__", "99.0.0")
+            later = pruning._compiled(None)
+            assert pruning._compiled(None) == later
+        assert later.name.startswith("99.0.0-")
+        source = min(sources.glob("*.java"))
+        before = source.read_bytes()
+        source.write_bytes(before + b"\n// changed")
+        changed = pruning._compiled(None)
+        assert pruning._compiled(None) == changed
+        source.write_bytes(before)
+        assert pruning._compiled(None) == first
+        assert len(compiled) == len({first, later, changed}) == 3
+        assert compiled[0] == compiled[1] != compiled[2]
+        assert set(first.parent.iterdir()) == {first, later, changed}  # no drafts are left
+        assert [file.name for file in first.iterdir()] == ["Some.class"]
 
 
 class TestIndexes:
@@ -740,7 +777,7 @@ class TestRandomQueries:
 
     @pytest.mark.nightly
     @pytest.mark.timeout(3600)
-    def test_hundred_random_queries_on_names_return_the_rows_of_parquet(
+    def test_a_hundred_random_queries_on_names_return_the_rows_of_parquet(
         self, spark: SparkSession, folder: Path, views: tuple[str, str]
     ) -> None:
         name = f"{catalog_of(spark, folder.parent)}.{folder.name}"
@@ -749,7 +786,7 @@ class TestRandomQueries:
     @pytest.mark.nightly
     @pytest.mark.timeout(3600)
     @pytest.mark.parametrize("seed", range(2, 12))
-    def test_thousand_random_queries_return_the_rows_of_parquet(
+    def test_a_thousand_random_queries_return_the_rows_of_parquet(
         self, spark: SparkSession, views: tuple[str, str], seed: int
     ) -> None:
         assert random_queries.compare(spark, *views, seed=seed, count=100) > 50

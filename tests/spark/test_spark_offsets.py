@@ -44,14 +44,16 @@ class TestDivideLimit:
     def test_all_rows_are_taken_without_a_limit(self) -> None:
         assert divide_limit({0: 5, 1: 0}, None) == {0: 5, 1: 0}
 
-    def test_limit_is_divided_evenly(self) -> None:
+    def test_limit_of_rows_is_divided_evenly_among_buckets(self) -> None:
         assert divide_limit({0: 100, 1: 100}, 10) == {0: 5, 1: 5}
 
     def test_unused_share_of_a_bucket_goes_to_the_others(self) -> None:
         assert divide_limit({0: 100, 1: 1, 2: 100}, 11) == {0: 5, 1: 1, 2: 5}
 
     @given(LAGS, st.integers(1, 3000))
-    def test_limit_is_used_up_but_never_exceeded(self, lags: dict[int, int], most: int) -> None:
+    def test_limit_of_rows_is_used_up_but_never_exceeded(
+        self, lags: dict[int, int], most: int
+    ) -> None:
         taken = divide_limit(lags, most)
         assert set(taken) == set(lags)
         assert all(0 <= taken[bucket] <= lags[bucket] for bucket in lags)

@@ -70,7 +70,9 @@ class TestFolder:
         with pytest.raises(InvalidArgument, match="topic"):
             parse(topic=topic)
 
-    def test_folder_is_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_folder_in_parsed_options_is_absolute(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
         assert read_options({"path": "queues/t"}).folder == tmp_path / "queues" / "t"
 
@@ -216,7 +218,7 @@ class TestPositions:
             ({"version": "1"}, {"timestamp": "0"}),
         ],
     )
-    def test_contradicting_options_are_refused(
+    def test_conflicting_options_are_refused(
         self, one: dict[str, str], other: dict[str, str]
     ) -> None:
         with pytest.raises(InvalidArgument, match=f"{next(iter(one))}.*{next(iter(other))}"):
@@ -238,7 +240,7 @@ class TestVersions:
 class TestFlagsAndCounts:
     @pytest.mark.parametrize("option", ["includeMetadata", "failOnDataLoss"])
     @pytest.mark.parametrize(("text", "flag"), [("true", True), ("False", False), ("TRUE", True)])
-    def test_flags_are_true_or_false(self, option: str, text: str, flag: bool) -> None:
+    def test_flag_options_are_true_or_false(self, option: str, text: str, flag: bool) -> None:
         parsed = read(**{option: text})
         assert (parsed.metadata if option == "includeMetadata" else parsed.fail_on_loss) is flag
 

@@ -295,7 +295,9 @@ def test_many_records_of_any_schema_come_back(
 
 @settings(deadline=None, max_examples=100)
 @given(table=tables(lacking=True))
-def test_batches_of_any_schema_and_any_slice_have_sparks_types(table: list[dict[str, Any]]) -> None:
+def test_batches_of_any_schema_and_any_slice_have_the_types_of_spark(
+    table: list[dict[str, Any]],
+) -> None:
     """The conversion alone, without Spark: slices have offsets into shared buffers."""
     from persisting.bucket.chunk import prepare
     from persisting.records import EMPTY, RecordEncoder, Rules

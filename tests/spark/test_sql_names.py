@@ -199,7 +199,7 @@ def test_statements_that_topics_do_not_support_are_refused(
     assert not (home / "p").exists()
 
 
-def test_columns_are_added_also_while_a_queue_has_the_topic_open(
+def test_columns_are_added_even_while_a_queue_has_the_topic_open(
     named: SparkSession, home: Path
 ) -> None:
     put(home, [{"id": 1}], "widened", buckets=2)
@@ -332,7 +332,7 @@ class TestPipelineSql:
             ("SELECT * FROM persisting.nothing", "there is no topic 'nothing'"),
         ],
     )
-    def test_wrong_sql_is_an_error_of_one_line(
+    def test_wrong_sql_is_reported_in_one_line(
         self, sql: Any, capsys: pytest.CaptureFixture[str], statement: str, words: str
     ) -> None:
         assert sql(statement) != 0

@@ -284,7 +284,7 @@ class TestRetention:
         put(shortened, rows(2, 16))
         assert numbers(flow.run()) == [16, 17]
 
-    def test_retention_of_rows_already_read_is_no_loss(self, flow: Flow, tmp_path: Path) -> None:
+    def test_retention_of_rows_already_read_is_not_a_loss(self, flow: Flow, tmp_path: Path) -> None:
         with writer(tmp_path, buckets=1) as queue:
             put_in_flushes(queue, 12, 4)
             assert len(flow.run()) == 12
@@ -357,7 +357,7 @@ class TestRestores:
         put(restored, rows(2, 200))
         assert numbers(flow.run()) == [200, 201]
 
-    def test_restore_that_keeps_rows_already_read_is_no_loss(
+    def test_restore_that_keeps_rows_already_read_is_not_a_loss(
         self, flow: Flow, tmp_path: Path
     ) -> None:
         with writer(tmp_path, buckets=1) as queue:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.azurite import Azurite
@@ -18,6 +19,7 @@ from support.object_stores import (
     url,
 )
 from support.open_topics import no_open_topics
+from support.work_places import KeeperProcess
 
 from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
@@ -25,7 +27,7 @@ from persisting.store_address import parse
 from persisting.topic import store_membership
 from persisting.wal import lease, sealing
 
-DAY_CONTRACT = frozenset(
+QUICK_CONTRACT = frozenset(
     {
         "test_blocking_stream_delivers_new_records",
         "test_new_field_is_accepted_by_all_buckets_or_by_none",
@@ -40,9 +42,9 @@ DAY_CONTRACT = frozenset(
         "test_logged_records_before_a_restore_are_not_replayed",
     }
 )
-"""The tests of the contracts that run by day on an object store; folders run all of them."""
+"""The tests of the contracts that `make test` runs on an object store; folders run all of them."""
 
-DAY_CLUSTER_CONTRACT = frozenset(
+QUICK_CLUSTER_CONTRACT = frozenset(
     {
         "test_blocking_stream_delivers_new_records",
         "test_group_continues_after_its_last_commit",
@@ -52,7 +54,7 @@ DAY_CLUSTER_CONTRACT = frozenset(
 )
 """The same for a cluster."""
 
-DAY_WORK_CONTRACT = frozenset(
+QUICK_WORK_CONTRACT = frozenset(
     {
         "test_every_record_is_delivered_to_one_member",
         "test_dead_letters_are_redriven_once_and_carry_their_history",
@@ -63,7 +65,7 @@ DAY_WORK_CONTRACT = frozenset(
 )
 """The same for work groups."""
 
-DAY_SOCKET_CONTRACT = frozenset(
+QUICK_SOCKET_CONTRACT = frozenset(
     {
         "test_blocking_stream_delivers_new_records",
         "test_new_field_is_accepted_by_all_buckets_or_by_none",
@@ -72,11 +74,11 @@ DAY_SOCKET_CONTRACT = frozenset(
 )
 """The same for topics that another process owns."""
 
-_BY_DAY = {
-    "test_store_contract.py": DAY_CONTRACT,
-    "test_store_socket_contract.py": DAY_SOCKET_CONTRACT,
-    "test_cluster_contract_in_store.py": DAY_CLUSTER_CONTRACT,
-    "test_store_work_contract.py": DAY_WORK_CONTRACT,
+_QUICK = {
+    "test_store_contract.py": QUICK_CONTRACT,
+    "test_store_socket_contract.py": QUICK_SOCKET_CONTRACT,
+    "test_cluster_contract_in_store.py": QUICK_CLUSTER_CONTRACT,
+    "test_store_work_contract.py": QUICK_WORK_CONTRACT,
 }
 
 
@@ -84,8 +86,8 @@ _BY_DAY = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         name = getattr(item, "originalname", item.name)
-        by_day = _BY_DAY.get(item.path.name)
-        if by_day is not None and name not in by_day:
+        quick = _QUICK.get(item.path.name)
+        if quick is not None and name not in quick:
             item.add_marker(pytest.mark.nightly)
 
 
@@ -126,10 +128,9 @@ def long_lease(monkeypatch: pytest.MonkeyPatch) -> float:
 
 @pytest.fixture
 def cluster(server: SeaweedFS) -> Iterator[Cluster]:
-    """A cluster of the test's own, whose nodes have credentials in their environment."""
-    cluster = Cluster(variables=environment_of(server.options()))
-    yield cluster
-    cluster.close()
+    """The test's own cluster, whose nodes have credentials in their environment."""
+    with Cluster(variables=environment_of(server.options())) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -137,6 +138,19 @@ async def no_topic_is_left_open() -> AsyncIterator[None]:
     """Fail a test that leaves a topic open."""
     with no_open_topics():
         yield
+
+
+@pytest.fixture(scope="module")
+def keepers() -> Iterator[KeeperProcess]:
+    """A process that keeps work groups."""
+    with KeeperProcess() as keepers:
+        yield keepers
+
+
+@pytest.fixture
+def where(server: SeaweedFS, prefix: str) -> dict[str, Any]:
+    """The arguments that name the topic of the test."""
+    return {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
 
 
 OpenStore = Callable[..., ObjectStore]
@@ -157,7 +171,7 @@ def faulty(proxy: FaultProxy, prefix: str) -> ObjectStore:
 
 @pytest.fixture
 def patient(proxy: FaultProxy, prefix: str) -> ObjectStore:
-    """The same store behind the proxy, whose requests may take long: none is repeated because the
+    """The same store behind the proxy, whose requests may be slow: none is repeated because the
     machine is slow."""
     options = storage_options(proxy.port, timeout="60s", connect_timeout="60s")
     return open_store(parse(url(prefix)), StorageOptions(options), retry_seconds=60.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.cluster_join import join_cluster, leave_cluster
+from support.cluster_join import joining
 from support.cluster_nodes import Cluster
 from support.object_stores import SeaweedFS, environment_of, url
 from support.store_places import ClusterStorePlace
@@ -23,18 +23,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest.fixture(scope="module")
 def three(server: SeaweedFS) -> Iterator[Cluster]:
     """Three nodes, with credentials in their environment."""
-    cluster = Cluster(variables=environment_of(server.options()))
-    cluster.start(3)
-    yield cluster
-    cluster.close()
+    with Cluster(variables=environment_of(server.options())) as cluster:
+        cluster.start(3)
+        yield cluster
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def system(three: Cluster) -> AsyncIterator[Any]:
     """This process as a client, which has its credentials from ``storage_options``."""
-    joined = await join_cluster(three)
-    yield joined
-    await leave_cluster(joined)
+    async with joining() as enter:
+        yield await enter(three)
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -170,7 +170,7 @@ def test_without_a_fence_the_append_of_a_former_owner_is_accepted(table: Any) ->
     assert append(stale, max_retries=0).version == table.version + 2
 
 
-def test_fence_lands_behind_what_it_read_or_fails(table: Any) -> None:
+def test_fence_is_committed_after_what_it_read_or_fails(table: Any) -> None:
     stale = table.checkout_version(table.version)
     append(table.checkout_version(table.version))
     with pytest.raises((OSError, ValueError, RuntimeError), match=r"onflict|ncompatible"):
@@ -256,7 +256,7 @@ def test_creation_that_was_overtaken_fails_without_retries(
     assert lance.dataset(uri, storage_options=options).count_rows() == 6
 
 
-def test_delayed_commit_may_succeed_at_a_version_that_nobody_sees(
+def test_delayed_commit_may_succeed_at_a_version_that_no_reader_sees(
     table: Any, proxy: FaultProxy, uri: str, options: Options
 ) -> None:
     """So the log is released only if the commit is the newest version, which costs one request."""
@@ -285,7 +285,7 @@ def test_delayed_commit_may_succeed_at_a_version_that_nobody_sees(
     assert lance.dataset(uri, storage_options=options).count_rows() == 15
 
 
-def test_strict_overwrite_behind_a_removed_version_succeeds_where_nobody_sees_it(
+def test_strict_overwrite_after_a_removed_version_succeeds_where_no_reader_sees_it(
     table: Any, uri: str, options: Options
 ) -> None:
     """So the first flush, and a restore, count only if they are the newest version."""

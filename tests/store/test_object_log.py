@@ -59,8 +59,8 @@ def test_claimed_log_refuses_its_owner(store: ObjectStore) -> None:
 
 
 def test_claimed_log_accepts_nothing_whatever_its_lease_says(store: ObjectStore) -> None:
-    """The slots behind a claim are free: an owner that tried them would acknowledge what nobody
-    reads."""
+    """The slots behind a claim are free: an owner that tried them would acknowledge what no
+    process reads."""
     log = new_log(store)
     append(log, b"one")
     sealing.seal(store, log.name, "other")
@@ -99,7 +99,7 @@ def test_put_that_arrives_after_the_claim_is_refused(
     assert isinstance(errors[0], OwnershipLost)
 
 
-def test_slot_written_before_the_claim_counts(store: ObjectStore) -> None:
+def test_slot_written_before_the_claim_is_read(store: ObjectStore) -> None:
     log = new_log(store)
     for text in (b"one", b"two", b"three"):
         append(log, text)
@@ -300,7 +300,7 @@ def test_pause_of_the_claimant_does_not_count_as_silence_of_the_owner(store: Obj
         sealing.wait_for_owner(store, log.name, paused)
 
 
-def test_beat_whose_answer_was_lost_is_not_a_take_over(
+def test_heartbeat_whose_answer_was_lost_is_not_a_take_over(
     faulty: ObjectStore, proxy: FaultProxy
 ) -> None:
     log = new_log(faulty)
@@ -313,7 +313,7 @@ def test_beat_whose_answer_was_lost_is_not_a_take_over(
     assert not log.lost
 
 
-def test_bucket_that_is_closed_during_a_take_over_is_taken_at_once(
+def test_bucket_that_is_closed_during_a_take_over_is_taken_immediately(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     former = new_log(store)

@@ -41,7 +41,7 @@ def test_created_object_is_returned_by_get_and_list(store: ObjectStore) -> None:
     assert store.list("b") == []
 
 
-def test_second_create_is_refused_and_returns_what_is_there(store: ObjectStore) -> None:
+def test_second_create_of_an_object_is_refused_and_returns_the_first(store: ObjectStore) -> None:
     store.create("a", b"one")
     with pytest.raises(ObjectExists) as caught:
         store.create("a", b"two")

@@ -68,7 +68,7 @@ def test_server_obeys_conditions(other: ObjectStore) -> None:
     assert other.get("a") is None
 
 
-def test_missing_objects_are_no_error_of_a_deletion(other: ObjectStore) -> None:
+def test_deletion_ignores_objects_that_are_missing(other: ObjectStore) -> None:
     names = [f"d/{number:04}" for number in range(600)]
     for name in names[::60]:
         other.create(name, b"1")

@@ -39,7 +39,7 @@ async def test_reader_needs_no_permission_to_write(
         assert sorted(ids(await reader.get(None))) == list(range(20))
 
 
-async def test_member_of_a_group_and_a_writer_are_told_what_was_refused(
+async def test_errors_of_a_group_member_and_a_writer_name_what_was_refused(
     place: dict[str, Any], read_only: dict[str, Any]
 ) -> None:
     async with await write_queue(**place, durable=True, num_buckets=1) as writer:

@@ -68,7 +68,7 @@ async def held_recovery(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HeldRe
 
 
 class HeldRecovery:
-    """A new owner waits behind its fence, before it replays the log of the former one."""
+    """A new owner waits after its fence, before it replays the log of the former one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.go_on = threading.Event(), threading.Event()
@@ -171,7 +171,7 @@ async def test_first_flush_of_a_paused_owner_replaces_nothing(store: ObjectStore
     await paused.close()
 
 
-async def test_first_flush_behind_the_fence_of_another_owner_is_refused(
+async def test_first_flush_after_the_fence_of_another_owner_is_refused(
     store: ObjectStore, held_recovery: HeldRecovery
 ) -> None:
     log = new_log(store)
@@ -228,7 +228,7 @@ MAINTENANCE: dict[str, Callable[[Maintenance], Any]] = {
 
 
 @pytest.mark.parametrize("work", MAINTENANCE)
-async def test_maintenance_after_a_flush_of_unknown_outcome_moves_and_doubles_nothing(
+async def test_maintenance_after_a_flush_of_unknown_outcome_moves_and_duplicates_nothing(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
     log = new_log(store)

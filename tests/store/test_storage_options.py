@@ -26,14 +26,14 @@ def test_repr_shows_names_and_no_values() -> None:
         assert value not in shown
 
 
-def test_settings_are_divided_between_store_and_client() -> None:
+def test_storage_options_are_divided_between_store_and_client() -> None:
     options = StorageOptions({**GIVEN, "allow_http": True})
     assert options.client_options == {"timeout": "3s", "allow_http": True}
     assert set(options.config) == {"aws_secret_access_key", "aws_region"}
     assert options.for_lance["allow_http"] == "true"
 
 
-def test_names_are_compared_without_case() -> None:
+def test_names_of_storage_options_are_compared_without_case() -> None:
     assert StorageOptions({"AWS_REGION": "x"}) == StorageOptions({"aws_region": "x"})
     assert hash(StorageOptions({"AWS_REGION": "x"})) == hash(StorageOptions({"aws_region": "x"}))
 

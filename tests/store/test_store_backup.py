@@ -254,7 +254,7 @@ async def test_late_put_of_the_old_owner_changes_neither_backup_nor_restored_top
     await owner.close()
 
 
-async def test_slots_behind_a_free_one_are_not_copied_unless_it_was_acknowledged(
+async def test_slots_after_a_free_one_are_not_copied_unless_it_was_acknowledged(
     in_store: Home, in_folder: Home
 ) -> None:
     store = in_store.place("t")
@@ -278,7 +278,7 @@ async def test_slots_behind_a_free_one_are_not_copied_unless_it_was_acknowledged
     assert await in_folder.numbers("again") == [0, 1, 2]
 
 
-async def test_half_copied_backup_and_half_restored_topic_are_neither(
+async def test_half_copied_backup_and_half_restored_topic_cannot_be_used(
     in_store: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with await in_store.writer() as writer:

@@ -382,7 +382,7 @@ async def test_dead_letters_are_listed_and_redriven_by_the_command_line(shell: S
     assert await asyncio.to_thread(shell.json, "work", "dead", "orders", "solvers") == []
 
 
-async def test_kept_work_group_is_not_deleted_nor_its_topic(
+async def test_neither_a_work_group_with_a_keeper_nor_its_topic_is_deleted(
     shell: Shell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = {"topic": "orders", "storage_path": shell.root, "group": "solvers", "mode": "work"}

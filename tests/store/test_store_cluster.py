@@ -18,6 +18,7 @@ from support.cluster_nodes import Cluster
 from support.cluster_traffic import Traffic, kill_owner, owners, starting_traffic, stop_owner
 from support.fault_proxy import FaultProxy
 from support.object_stores import KEY, SECRET, SeaweedFS, environment_of, storage_options, url
+from support.store_places import topic_store
 from support.topic_places import ids, numbered, streamed
 from support.waiting import until
 
@@ -27,7 +28,6 @@ from persisting.cluster.host import host_here
 from persisting.errors import InvalidArgument, StorageError
 from persisting.queue import read_queue, write_queue
 from persisting.store.object_store import ObjectStore, open_store
-from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
 from persisting.wal.lease import lease_register
 
@@ -38,15 +38,8 @@ LOGGED = {"enable_wal": True, "lease": LEASE, "flush_interval": 0.5}
 @pytest.fixture
 def proxied(proxy: FaultProxy) -> Iterator[Cluster]:
     """The test's own cluster, whose nodes reach the store through the proxy."""
-    cluster = Cluster(variables=environment_of(storage_options(proxy.port)))
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture
-def where(server: SeaweedFS, prefix: str) -> dict[str, Any]:
-    """The arguments that name the topic of the test."""
-    return {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
+    with Cluster(variables=environment_of(storage_options(proxy.port))) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -56,32 +49,34 @@ async def join() -> AsyncIterator[Any]:
 
 
 @pytest.fixture
-async def traffic(server: SeaweedFS, prefix: str) -> AsyncIterator[Any]:
-    """Start a producer and a consumer; they are stopped at the end of the test."""
+async def traffic(
+    cluster: Cluster, join: Any, server: SeaweedFS, prefix: str
+) -> AsyncIterator[Any]:
+    """Start nodes, a producer and a consumer; both are stopped at the end of the test."""
     given = {"backend_options": LOGGED, "storage_options": server.options()}
     async with starting_traffic(url(prefix), **given) as start:
-        yield start
 
+        async def started(nodes: int, **more: Any) -> Traffic:
+            cluster.start(nodes)
+            flow: Traffic = await start(await join(cluster), **more)
+            return flow
 
-def topic_store(server: SeaweedFS, prefix: str) -> ObjectStore:
-    return open_store(parse(url(prefix)) / "t", StorageOptions(server.options()))
+        yield started
 
 
 @pytest.mark.timeout(300)
 async def test_killed_owner_in_a_store_is_replaced_and_every_record_is_there_once(
-    cluster: Cluster, join: Any, traffic: Any
+    cluster: Cluster, traffic: Any
 ) -> None:
-    cluster.start(2)
-    flow = await traffic(await join(cluster), num_buckets=3)
+    flow = await traffic(2, num_buckets=3)
     await kill_owner(flow, cluster)
 
 
 @pytest.mark.timeout(300)
 async def test_paused_owner_in_a_store_is_replaced_and_answers_nothing_when_it_wakes(
-    cluster: Cluster, join: Any, traffic: Any, server: SeaweedFS, prefix: str
+    cluster: Cluster, traffic: Any
 ) -> None:
-    cluster.start(2)
-    flow = await traffic(await join(cluster), num_buckets=2)
+    flow = await traffic(2, num_buckets=2)
     paused = await flow.owner(cluster)
     paused.signal(signal.SIGSTOP)
     await flow.progress()
@@ -94,11 +89,9 @@ async def test_paused_owner_in_a_store_is_replaced_and_answers_nothing_when_it_w
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 async def test_leaving_node_hands_over_without_waiting_for_a_lease(
-    cluster: Cluster, join: Any, traffic: Any
+    cluster: Cluster, traffic: Any
 ) -> None:
-    cluster.start(2)
-    options = {**LOGGED, "lease": 300.0}
-    flow = await traffic(await join(cluster), num_buckets=3, backend_options=options)
+    flow = await traffic(2, num_buckets=3, backend_options={**LOGGED, "lease": 300.0})
     await stop_owner(flow, cluster)
     await flow.check()
 
@@ -106,10 +99,9 @@ async def test_leaving_node_hands_over_without_waiting_for_a_lease(
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 async def test_buckets_in_a_store_move_to_a_joining_node_during_writes(
-    cluster: Cluster, join: Any, traffic: Any
+    cluster: Cluster, traffic: Any
 ) -> None:
-    cluster.start(1)
-    flow = await traffic(await join(cluster), num_buckets=6)
+    flow = await traffic(1, num_buckets=6)
     await flow.progress()
     await asyncio.to_thread(cluster.start, 2)
     await until(lambda: _has_several_owners(flow), seconds=90)
@@ -123,24 +115,25 @@ async def _has_several_owners(flow: Traffic) -> bool:
 
 @pytest.mark.timeout(300)
 async def test_put_whose_answer_is_lost_is_stored_once_through_the_next_ownership(
-    proxy: FaultProxy, server: SeaweedFS, prefix: str, join: Any, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultProxy, where: dict[str, Any], join: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner cannot find out whether its slot is stored: whoever owns the bucket next can."""
     monkeypatch.setattr(store_access, "open_store", partial(open_store, retry_seconds=1.0))
     monkeypatch.setattr(store_access, "QUICK_SECONDS", 1.0)
     system = await join(Cluster(), 0)
-    faulty = storage_options(proxy.port, timeout="2s", connect_timeout="2s")
+    store = topic_store(where)
+    where = {
+        **where,
+        "storage_options": storage_options(proxy.port, timeout="2s", connect_timeout="2s"),
+    }
     writer = await write_queue(
         system,
-        topic="t",
-        storage_path=url(prefix),
-        storage_options=faulty,
+        **where,
         durable=True,
         num_buckets=2,
         backend_options={**LOGGED, "flush_interval": None},
     )
     await writer.put(numbered(20))
-    store = topic_store(server, prefix)
     terms = [_term(store, bucket) for bucket in range(2)]
     host = host_here(system._inner)
     assert host is not None
@@ -152,12 +145,10 @@ async def test_put_whose_answer_is_lost_is_stored_once_through_the_next_ownershi
     proxy.heal()
     await put
     await writer.put(numbered(20, 40))
-    reader = await read_queue(system, topic="t", storage_path=url(prefix), storage_options=faulty)
+    reader = await read_queue(system, **where)
     assert sorted(ids(await streamed(reader))) == list(range(60))
     for bucket in range(2):
-        one = await read_queue(
-            system, topic="t", storage_path=url(prefix), storage_options=faulty, bucket_id=bucket
-        )
+        one = await read_queue(system, **where, bucket_id=bucket)
         found = ids(await streamed(one))
         assert found == sorted(found)
         await one.close()
@@ -285,8 +276,6 @@ async def _is_true(condition: Any) -> bool:
 async def test_credentials_stay_in_the_process_that_has_them(
     cluster: Cluster,
     join: Any,
-    server: SeaweedFS,
-    prefix: str,
     where: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -309,7 +298,7 @@ async def test_credentials_stay_in_the_process_that_has_them(
     assert len(await reader.get(10)) == 10
     await reader.commit()
     node = cluster.nodes[0]
-    store = topic_store(server, prefix)
+    store = topic_store(where)
     held = owner_register(store, 0).read()
     assert held is not None
     lease = lease_register(store, held.content.owner).read()
@@ -378,28 +367,26 @@ async def test_node_serves_only_topics_below_its_address(
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 async def test_spark_hands_rows_over_to_the_nodes_that_own_the_buckets(
-    cluster: Cluster, join: Any, server: SeaweedFS, prefix: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, join: Any, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark is no member of the cluster: it needs nothing but the store."""
+    """Spark is not a member of the cluster: it needs nothing but the store."""
     from support.spark.writes import DirectStore
 
     cluster.start(2)
     system = await join(cluster)
-    where: dict[str, Any] = {"topic": "t", "storage_path": url(prefix)}
     options = {"backend_options": {**LOGGED, "flush_interval": None}, "num_buckets": 6}
-    options["storage_options"] = server.options()
     writer = await write_queue(system, **where, durable=True, **options)
     await writer.put([{"id": n} for n in range(30)])
     assert all(owners(await writer.stats()))
-    for name, value in environment_of(server.options()).items():
+    for name, value in environment_of(where["storage_options"]).items():
         monkeypatch.setenv(name, value)
-    home: Any = parse(url(prefix))
+    home: Any = parse(where["storage_path"])
     for _ in range(2):
         rows = pa.table({"id": range(30, 60)})
         await asyncio.to_thread(DirectStore(home).save, rows, parts=2, writeId="w")
     await writer.put([{"id": n} for n in range(60, 90)])
-    reader = await read_queue(system, **where, storage_options=server.options())
+    reader = await read_queue(system, **where)
     assert sorted(record["id"] for record in await reader.get(limit=1000)) == list(range(90))
-    assert topic_store(server, prefix).list("handover") == []
+    assert topic_store(where).list("handover") == []
     await reader.close()
     await writer.close()

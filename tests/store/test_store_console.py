@@ -6,13 +6,12 @@ import asyncio
 import http.client
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.console import HOSTILE, RunningConsole, awaited, running_console
+from support.console import HOSTILE, RunningConsole, awaited, running_console, shown, text_with
 from support.object_stores import SeaweedFS, environment_of, url
 
 from persisting.cli.app import run
@@ -50,18 +49,6 @@ def console(place: str, tmp_path: Path) -> Iterator[RunningConsole]:
         yield running
 
 
-def shown(page: str) -> str:
-    return " ".join(re.sub(r"<[^>]*>", " ", page).split())
-
-
-def until(console: RunningConsole, path: str, part: str) -> str:
-    deadline = time.monotonic() + 120
-    while part not in (text := shown(console.ask("GET", path).text)):
-        assert time.monotonic() < deadline, text
-        time.sleep(0.2)
-    return text
-
-
 def page(console: RunningConsole, path: str, /, **parameters: object) -> str:
     reply = console.get(path, **parameters)
     assert reply.status == 200, (path, shown(reply.text))
@@ -70,8 +57,8 @@ def page(console: RunningConsole, path: str, /, **parameters: object) -> str:
 
 def test_every_screen_shows_a_topic_in_an_object_store(console: RunningConsole, place: str) -> None:
     base = "/topics/runs"
-    assert "Records 80" in page(console, base)  # read at once, before a round has seen it
-    listed = until(console, "/", "trainers")
+    assert "Records 80" in page(console, base)  # read immediately, before a round has seen it
+    listed = text_with(console, "/", "trainers")
     assert place in listed
     assert "hostile" in listed
     assert len(re.findall(r"\b[01]:\d+\b", page(console, f"{base}/records", limit=500))) == 80
@@ -107,7 +94,7 @@ def test_dead_letters_in_an_object_store_are_shown_and_delivered_again(
                 await delivery.reject("no way")
 
     awaited(reject(3))
-    until(console, "/topics/runs/groups", "Dead letters 3")
+    text_with(console, "/topics/runs/groups", "Dead letters 3")
     path = "/topics/runs/groups/redrive"
     preview = console.get(path, group="solvers")
     assert "Deliver 3 dead letters to solvers again?" in shown(preview.text)
@@ -137,7 +124,7 @@ def test_group_tag_restore_and_maintenance_change_a_topic_in_an_object_store(
     assert "Records 60" in page(console, base)
     for kind, result in (("verify", "no damage found"), ("backup", "files,")):
         assert console.post(f"{base}/maintenance/{kind}").status == 303
-        until(console, f"{base}/maintenance", result)
+        text_with(console, f"{base}/maintenance", result)
     assert len(list((tmp_path / "backups").iterdir())) == 1
 
     async def count() -> int:

@@ -3,48 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
-from support.object_stores import Server
+from support.store_places import StorePlace
 from support.table_contract import MaintenanceContract, bucket_of, sound_topic
 from support.topic_contract import TopicContract
 from support.topic_homes import BUCKETS, Home
 
-from persisting.queue import QueueReader
-from persisting.store.object_store import ObjectStore, open_store
-from persisting.store.storage_options import StorageOptions
-from persisting.store_address import parse
-
 pytestmark = pytest.mark.usefixtures("frequent_looks", "no_topic_is_left_open")
 
 _TABLE = "bucket_1/data.lance/"
-GROUP_LEASE = 20.0
-"""Members of a group are not taken for dead if the machine stops for a while."""
-
-
-class StorePlace(Home):
-    """Opens topics below one prefix of an object store."""
-
-    def __init__(self, server: Server, prefix: str) -> None:
-        super().__init__("persisting", Path(prefix))
-        self.options = {**(self.options or {}), "lease": GROUP_LEASE}
-        self._server, self._prefix = server, prefix
-
-    async def read(self, **given: Any) -> QueueReader:
-        if given.get("storage_path", "") is None:  # an open topic is found without its place
-            given["storage_options"] = None
-        return await super().read(**given)
-
-    def store(self) -> ObjectStore:
-        """Return the objects of the test's topic."""
-        address = parse(self._server.url(self._prefix)) / self.topic
-        return open_store(address, StorageOptions(self._server.options()))
-
-    def _where(self) -> dict[str, Any]:
-        where = self._server.url(self._prefix)
-        return {"storage_path": where, "storage_options": self._server.options()}
 
 
 @pytest.fixture(params=["server", pytest.param("azurite", marks=pytest.mark.nightly)])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from support.fault_proxy import Fault, FaultProxy
-from support.object_stores import SeaweedFS, storage_options, url
+from support.object_stores import storage_options, url
+from support.store_places import topic_store
 from support.waiting import until_true
 
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
@@ -33,13 +34,8 @@ OPTIONS: dict[str, Any] = {"enable_wal": True, "lease": 0.6, "flush_interval": N
 
 
 @pytest.fixture
-def where(server: SeaweedFS, prefix: str) -> dict[str, Any]:
-    return {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
-
-
-@pytest.fixture
-def topic(server: SeaweedFS, prefix: str) -> ObjectStore:
-    return open_store(parse(url(prefix)) / "t", StorageOptions(server.options()))
+def topic(where: dict[str, Any]) -> ObjectStore:
+    return topic_store(where)
 
 
 async def fill(where: dict[str, Any], first: int, count: int) -> None:
@@ -62,11 +58,11 @@ async def test_paused_owner_of_a_deleted_topic_neither_acknowledges_nor_damages_
     paused = PersistingBackend(0, place, owner_log=log, **OPTIONS)
     await paused.put({"id": "x", "n": 10})
     log._lease.stop()
-    behind, first = slot_key(log.name, 9), topic.get(slot_key(log.name, 0))
+    later, first = slot_key(log.name, 9), topic.get(slot_key(log.name, 0))
     assert first is not None
-    topic.create(behind, first.data)  # a put behind one that was never stored does not count
+    topic.create(later, first.data)  # a put after one that was never stored does not count
     store_deletion.delete(topic)
-    assert topic.get(behind) is None
+    assert topic.get(later) is None
     with pytest.raises(NoSuchTopic):
         await read_queue(**where)
     with pytest.raises(OwnershipLost):
@@ -117,7 +113,7 @@ async def test_last_requests_of_a_deletion_that_arrive_late_leave_a_new_topic_it
     assert await numbers(where) == [20, 21, 22, 23]
 
 
-async def test_definition_of_a_deleted_topic_is_no_topic(
+async def test_definition_of_a_deleted_topic_is_not_a_topic(
     where: dict[str, Any], topic: ObjectStore, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in where["storage_options"].items():

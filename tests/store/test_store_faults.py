@@ -65,7 +65,7 @@ async def test_acknowledged_records_are_stored_once_whatever_the_server_answers(
 @pytest.mark.nightly
 @pytest.mark.parametrize("what", REQUESTS)
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_each_fault_again_and_again_loses_nothing(
+async def test_each_repeated_fault_loses_nothing(
     proxy: FaultProxy, prefix: str, what: str, fault: str
 ) -> None:
     topic = Topic(proxy.port, prefix)

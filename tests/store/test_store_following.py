@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 import pytest
 from support.fault_proxy import FaultProxy
 from support.object_stores import storage_options, url
+from support.owner_process import OwnerProcess
+from support.topic_places import ids, numbered
 from support.waiting import until, until_true
 
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
 from persisting.backends.table_backend import TableBackend
-from persisting.bucket import slot_log
+from persisting.bucket import slot_log, store_follower
 from persisting.bucket.store_owner_log import StoreOwnerLog
 from persisting.errors import BucketLocked
+from persisting.queue import read_queue
 from persisting.store.object_store import ObjectStore, StoredObject, StoreError, open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
@@ -139,10 +142,47 @@ async def test_follower_asks_for_the_next_object_by_its_name(
     assert all(kind.startswith("GET ") for kind in looks)
     asked = [int(kind.rpartition("/")[2]) for kind in looks]
     assert set(range(1, 11)) <= set(asked)
-    assert max(asked) <= 11 + 1  # nobody asks for what cannot be there
+    assert max(asked) <= 11 + 1  # no request for what cannot be there
 
 
-async def test_idle_follower_makes_the_requests_of_the_price_table(
+async def test_idle_reader_of_four_buckets_makes_the_requests_of_the_price_table(
+    where: dict[str, Any], proxy: FaultProxy
+) -> None:
+    with OwnerProcess() as owner:
+        options = {"lease": 300.0, "flush_interval": None}
+        new = {"durable": True, "num_buckets": 4, "backend_options": options}
+        await owner.ask("own", args={**where, **new})
+        await owner.ask("put", args=[numbered(100)])
+        proxied = {**where, "storage_options": storage_options(proxy.port, timeout="120s")}
+        async with await read_queue(**proxied) as reader:
+            assert len(await reader.get(None)) == 100
+            waiting = asyncio.create_task(reader.get(1, wait=True))
+            await asyncio.sleep(5.5)  # from then on the pause between two polls is the longest
+            began = time.monotonic()
+            proxy.reset_counts()
+            await asyncio.sleep(6)
+            seen = list(proxy.seen)
+            seconds = time.monotonic() - began  # more than 6 on a busy machine
+            await owner.ask("put", args=[{"id": 100}])
+            assert ids(await waiting) == [100]
+
+    def count(kind: str, part: str) -> int:
+        return sum(one.startswith(kind) and part in one for one in seen)
+
+    looks, checks = count("GET", "/slots/"), 4 * (seconds + 1)  # a check of each bucket per second
+    assert 0 < looks <= 4 * seconds + 2
+    assert 0 < count("GET", "owner.json") <= checks
+    assert 0 < count("GET", "lease.json") <= seconds + 1
+    versions = count("HEAD", "_versions/") + count("LIST", "_versions/")
+    assert 0 < versions <= checks
+    assert count("LIST", "_versions/") <= 4 * (seconds / store_follower._LIST_SECONDS + 1)
+    assert len(seen) == looks + count("GET", "owner.json") + count("GET", "lease.json") + versions
+    # What that makes in a day; the guide rounds the first number.
+    assert 1_050_000 < 86_400 * (4 + 4 + 1 + 4) < 1_150_000
+    assert 86_400 * 4 / store_follower._LIST_SECONDS == 11_520
+
+
+async def test_idle_follower_of_one_bucket_makes_few_requests(
     followed: Followed, proxy: FaultProxy
 ) -> None:
     _, owner, reader = followed
@@ -163,9 +203,7 @@ async def test_idle_follower_makes_the_requests_of_the_price_table(
     assert await waiting == [1]
 
 
-async def test_nobody_makes_requests_for_a_reader_that_is_closed(
-    followed: Followed, proxy: FaultProxy
-) -> None:
+async def test_closed_reader_causes_no_more_requests(followed: Followed, proxy: FaultProxy) -> None:
     _, owner, reader = followed
     await owner.put({"n": 1})
     await follow(reader, 0, 2)

@@ -17,7 +17,7 @@ import pytest
 from support.fault_proxy import FaultProxy
 from support.handover import PUTS, texts
 from support.handover_kills import points
-from support.object_stores import SeaweedFS, storage_options, url
+from support.object_stores import storage_options
 from support.store_handover import (
     BUCKETS,
     LEASE,
@@ -32,6 +32,7 @@ from support.store_handover import (
     unreferenced,
     written_notes,
 )
+from support.store_places import topic_store
 from support.threads import in_background
 from support.waiting import until_true
 
@@ -41,7 +42,6 @@ from persisting.bucket.store_notes import DECIDED, SENT, VOID, HandoverState, St
 from persisting.errors import BucketLocked, StorageError
 from persisting.store.object_store import ObjectStore, StoreError, open_store
 from persisting.store.storage_options import StorageOptions
-from persisting.store_address import parse
 from persisting.table import bulk_write
 from persisting.topic import handover, store_deletion, store_handover
 from persisting.wal import lease
@@ -52,10 +52,10 @@ OLD = list(range(PUTS - 10, PUTS))
 
 
 @pytest.fixture
-def topic(server: SeaweedFS, prefix: str) -> ObjectStore:
-    """The store of a topic with two buckets that nobody owns."""
-    create_topic(url(prefix), server.options())
-    return open_store(parse(url(prefix)) / "t", StorageOptions(server.options()))
+def topic(where: dict[str, Any]) -> ObjectStore:
+    """The store of a topic with two buckets that have no owner."""
+    create_topic(where["storage_path"], where["storage_options"])
+    return topic_store(where)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def send_and_die(store: ObjectStore, notes: dict[int, Note], state: str = DECIDE
 
 class TestAdoption:
     @pytest.mark.usefixtures("far_apart")
-    def test_rows_get_the_offsets_behind_those_of_buffered_records(
+    def test_rows_get_the_offsets_after_those_of_buffered_records(
         self, topic: ObjectStore, owner: Owner
     ) -> None:
         assert hand_over(topic, texts(0, 20)) == 20
@@ -144,7 +144,7 @@ class TestAdoption:
         assert ids(topic)[:6] == [0, 1, 2, 3, 4, 5]
         assert handovers(topic) == []
 
-    def test_several_drivers_at_once_store_their_writes(
+    def test_several_concurrent_drivers_store_their_writes(
         self, topic: ObjectStore, owner: Owner
     ) -> None:
         calls = [
@@ -200,7 +200,7 @@ class TestFlush:
         assert ids(topic) == [*OLD, *range(PUTS, PUTS + 10)]
         assert handovers(topic) == []
 
-    def test_answer_of_a_former_owner_does_not_count(self, topic: ObjectStore) -> None:
+    def test_answer_of_a_former_owner_is_ignored(self, topic: ObjectStore) -> None:
         """It may have nothing to flush, while the next owner has."""
         former = Owner(topic, [0])
         former.close()
@@ -242,7 +242,7 @@ OWNER_DEATHS = {
 }
 
 
-BY_DAY = {
+NOT_NIGHTLY = {
     "between two notes",
     "before the decision",
     "at the decision",
@@ -256,8 +256,8 @@ BY_DAY = {
 
 @pytest.mark.usefixtures("far_apart")
 class TestDeaths:
-    @pytest.mark.parametrize("point", points(DRIVER_DEATHS, BY_DAY))
-    def test_driver_that_dies_loses_and_doubles_nothing(
+    @pytest.mark.parametrize("point", points(DRIVER_DEATHS, NOT_NIGHTLY))
+    def test_driver_that_dies_loses_and_duplicates_nothing(
         self, topic: ObjectStore, owner: Owner, point: str
     ) -> None:
         """The owner drops what was not decided, and completes what was."""
@@ -277,8 +277,8 @@ class TestDeaths:
         assert hand_over(topic, texts(0, 20)) == (0 if decided else 20)
         assert ids(topic) == [*range(20), *OLD, *range(PUTS, PUTS + 20)]
 
-    @pytest.mark.parametrize("point", points(OWNER_DEATHS, BY_DAY))
-    def test_owner_that_dies_loses_and_doubles_nothing(
+    @pytest.mark.parametrize("point", points(OWNER_DEATHS, NOT_NIGHTLY))
+    def test_owner_that_dies_loses_and_duplicates_nothing(
         self, topic: ObjectStore, monkeypatch: pytest.MonkeyPatch, point: str
     ) -> None:
         """The driver takes over the buckets once the lease expires, and completes the
@@ -482,7 +482,7 @@ class TestOwners:
         assert ids(topic) == [*OLD, *range(PUTS, PUTS + 10)]
         next_owner.close()
 
-    def test_many_calls_at_once_do_not_end_an_ownership(
+    def test_many_concurrent_calls_do_not_end_an_ownership(
         self, topic: ObjectStore, owner: Owner, far_apart: None
     ) -> None:
         for _ in range(5):
@@ -504,7 +504,7 @@ class TestOpening:
         owner.close()
 
     @pytest.mark.parametrize("state", [SENT, VOID])
-    def test_notes_that_nobody_decided_are_removed_with_their_files(
+    def test_undecided_notes_are_removed_with_their_files(
         self, topic: ObjectStore, state: str
     ) -> None:
         leave_notes(topic, texts(0, 20), state)
@@ -540,7 +540,7 @@ class TestOpening:
         until_true(lambda: handovers(topic) == [])
         owner.close()
 
-    def test_reader_of_spark_sees_what_is_decided_though_nobody_owns_the_topic(
+    def test_reader_of_spark_sees_what_is_decided_although_the_topic_has_no_owner(
         self, topic: ObjectStore
     ) -> None:
         from persisting.topic.store_files import StoreTopic
@@ -573,7 +573,7 @@ class TestOpening:
         until_true(lambda: handovers(topic) == [])
         assert ids(topic) == [*range(20), *OLD, *range(PUTS, PUTS + 10)]
 
-    def test_hand_over_that_ends_while_it_is_looked_at_is_not_taken_for_a_void_one(
+    def test_hand_over_that_ends_during_an_inspection_is_not_taken_for_a_void_one(
         self, topic: ObjectStore, owner: Owner
     ) -> None:
         """Its files are in the table, perhaps only in an older version."""

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 from support.fault_proxy import FaultProxy
-from support.handover import DRIVER_POINTS, OWNER_POINTS, PUTS, texts
+from support.handover import (
+    COMMON_POINTS,
+    DRIVER_POINTS,
+    OWNER_POINTS,
+    PUTS,
+    check_ids,
+    texts,
+)
 from support.handover_kills import kill_any, kill_driver, kill_owner
 from support.held_process import HeldProcess
 from support.object_stores import SeaweedFS, environment_of, storage_options, url
@@ -25,21 +32,15 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 LEASE = 2.0
 
-POINTS = """
-from persisting.bucket import bulk_import
+POINTS = f"""{COMMON_POINTS}
 from persisting.bucket.store_notes import StoreNotes
-from persisting.table import bulk_write
 from persisting.table.store_bulk_files import StoreBulkFiles
-from persisting.topic import handover, store_handover
+from persisting.topic import store_handover
 from persisting.topic.store_handover import StoreExchange
 
-held(bulk_import, "check", before="owner-checks")
-held(bulk_import, "_commit", before="owner-commits", after="owner-committed")
 held(StoreBulkFiles, "with_arrivals", after="owner-wrote-times")
 done = lambda self, name, answer: answer.state == "done" and answer.table is None
 held(StoreNotes, "write_answer", before="owner-answers", after="owner-answered", when=done)
-held(handover, "prepare", after="driver-planned")
-held(bulk_write, "write_files", after="driver-wrote-a-file")
 held(StoreExchange, "send", before="driver-sends", after="driver-sent",
      when=lambda self, notes: any(note.kind == "adopt" for note in notes.values()))
 held(store_handover, "decide", before="driver-decides", after="driver-decided")
@@ -50,14 +51,11 @@ held(StoreExchange, "remove", before="driver-has-answers", after="driver-removed
 OWNER = """
 import asyncio, sys
 from persisting.queue import write_queue
+from support.handover import put_forever
 
 async def main(folder, root, number):
     queue = await write_queue(topic="t", storage_path=root)
-    while True:
-        await queue.put([{"id": number + i, "text": f"row {number + i}"} for i in range(5)])
-        number += 5
-        print(number, flush=True)
-        await asyncio.sleep(0.05)
+    await put_forever(queue, number, 0.05)
 
 asyncio.run(main(*sys.argv[1:3], int(sys.argv[3])))
 """
@@ -102,18 +100,11 @@ def held_process(
 def check(topic: ObjectStore, written: int, acknowledged: int) -> None:
     """Assert that every row handed over and every acknowledged record is stored once, and that the
     records of the owner are in order."""
-    numbers = ids(topic)
-    assert numbers == sorted(set(numbers))
-    assert [n for n in numbers if n < PUTS - 10] == list(range(written))
-    own = [n for n in numbers if n >= PUTS]
-    assert own[: acknowledged - PUTS] == list(range(PUTS, acknowledged))
-    for found in content(topic).values():
-        put = [n for n in found if n >= PUTS]
-        assert put == sorted(put)
+    check_ids(content(topic), written, acknowledged, old=10)
 
 
 @pytest.mark.parametrize("point", OWNER_POINTS)
-def test_owner_killed_during_a_hand_over_loses_and_doubles_nothing(
+def test_owner_killed_during_a_hand_over_loses_and_duplicates_nothing(
     root: str, topic: ObjectStore, tmp_path: Path, point: str
 ) -> None:
     """The driver takes over the buckets once the lease expires, and completes the write."""
@@ -126,7 +117,7 @@ def test_owner_killed_during_a_hand_over_loses_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("point", DRIVER_POINTS)
-def test_driver_killed_during_a_hand_over_loses_and_doubles_nothing(
+def test_driver_killed_during_a_hand_over_loses_and_duplicates_nothing(
     root: str, topic: ObjectStore, tmp_path: Path, point: str
 ) -> None:
     """The owner drops what was not decided, and completes what was."""
@@ -145,7 +136,7 @@ def test_driver_killed_during_a_hand_over_loses_and_doubles_nothing(
 
 @pytest.mark.parametrize("driver_point", DRIVER_POINTS[3:])
 @pytest.mark.parametrize("owner_point", OWNER_POINTS)
-def test_driver_and_owner_killed_lose_and_double_nothing(
+def test_driver_and_owner_killed_lose_and_duplicate_nothing(
     root: str, topic: ObjectStore, tmp_path: Path, driver_point: str, owner_point: str
 ) -> None:
     """Both die, in the order in which they reach their points; another driver repeats the write."""
@@ -170,12 +161,12 @@ def _cleared(topic: ObjectStore) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_processes_killed_at_random_times_over_a_bad_network_lose_and_double_nothing(
+def test_processes_killed_at_random_times_over_a_bad_network_lose_and_duplicate_nothing(
     root: str, topic: ObjectStore, tmp_path: Path, proxy: FaultProxy, seed: int
 ) -> None:
     """Writes that are repeated until they succeed, beside owners that are killed and replaced."""
     chance = random.Random(seed)
-    behind = environment_of(storage_options(proxy.port))
+    proxied = environment_of(storage_options(proxy.port))
     proxy.random = random.Random(seed)
     proxy.add("PUT-if", share=0.05, lose=True)
     proxy.add("", share=0.02, drop=True)
@@ -184,12 +175,12 @@ def test_processes_killed_at_random_times_over_a_bad_network_lose_and_double_not
     for turn in range(6):
         done = False
         while not done:
-            # Puts that were not acknowledged may be stored: continue behind them.
+            # Puts that were not acknowledged may be stored: continue after them.
             acknowledged = max(acknowledged, *(n + 1 for n in ids(topic)))
-            with held_process(tmp_path, OWNER, root, acknowledged, **behind) as owner:
+            with held_process(tmp_path, OWNER, root, acknowledged, **proxied) as owner:
                 owner.until(lambda: owner.acknowledged > 0)
                 args = root, written, 100, f"w{turn}"
-                with held_process(tmp_path, DRIVER, *args, **behind) as driver:
+                with held_process(tmp_path, DRIVER, *args, **proxied) as driver:
                     time.sleep(chance.uniform(1.0, 6.0))
                     done = kill_any(owner, driver, chance, 300)
                 owner.kill()

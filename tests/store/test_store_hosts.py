@@ -93,7 +93,7 @@ class Machines:
         return Counter(line.split()[0] for line in self.client.lines("ACK"))
 
     def progress(self, puts: int = 5) -> None:
-        """Return when every writer has had so many more puts acknowledged."""
+        """Wait until every writer has had this many more puts acknowledged."""
         before = self.acknowledged()
         print(f"waiting for progress after {before.total()} puts, {len(self.errors())} errors")
         names = [ONCE, *map(str, range(WRITERS))]
@@ -186,7 +186,9 @@ def machines(new_machines: Machines) -> Machines:
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 
-def test_nothing_is_lost_doubled_or_reordered_when_hosts_die_and_hang(machines: Machines) -> None:
+def test_nothing_is_lost_duplicated_or_reordered_when_hosts_die_and_hang(
+    machines: Machines,
+) -> None:
     for number in (0, 1):
         machines.kill_node(number)
         machines.progress()
@@ -199,7 +201,7 @@ def test_nothing_is_lost_doubled_or_reordered_when_hosts_die_and_hang(machines: 
     machines.check()
 
 
-def test_nothing_is_lost_doubled_or_reordered_when_links_are_cut(machines: Machines) -> None:
+def test_nothing_is_lost_duplicated_or_reordered_when_links_are_cut(machines: Machines) -> None:
     for number in (0, 2):
         machines.hosts[number].cut()
         machines.progress()
@@ -228,7 +230,7 @@ def test_writers_wait_for_a_store_that_cannot_be_reached_and_errors_name_it(
     machines.check()
 
 
-def test_writers_go_on_after_the_disk_of_the_store_was_full_and_an_error_named_it(
+def test_writers_continue_after_the_disk_of_the_store_was_full_and_an_error_named_it(
     small_disk: SmallDisk, machines: Machines
 ) -> None:
     """A client that stops waiting before the node does says only that no owner answers."""
@@ -263,10 +265,10 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_nothing_is_lost_doubled_or_reordered_when_the_store_answers_with_errors(
+def test_nothing_is_lost_duplicated_or_reordered_when_the_store_answers_with_errors(
     new_machines: Machines,
 ) -> None:
-    """Every fault meets some requests of every kind, from all hosts; then all faults at once."""
+    """Every fault meets some requests of every kind, from all hosts; then all faults together."""
     machines, proxy = new_machines, new_machines.use_proxy()
     machines.start()
     rounds = [[fault] for fault in FAULTS.values()] + [list(FAULTS.values())]

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from support.fault_proxy import FaultProxy
 from support.object_stores import SeaweedFS, url
+from support.store_places import topic_store
+from support.waiting import until_true
 from support.work_places import KeeperProcess, OtherProcess, WorkPlace
 
 from persisting.bucket import store_groups
 from persisting.bucket.store_groups import keeper_register, read_committed
 from persisting.errors import BucketLocked, InvalidArgument, StorageError, WALError
 from persisting.queue import read_queue, write_queue
-from persisting.store.object_store import ObjectStore, open_store
-from persisting.store.storage_options import StorageOptions
-from persisting.store_address import parse
+from persisting.store.object_store import ObjectStore
 from persisting.topic import store_group_admin
 from persisting.topic.spec import TopicConfig
 from persisting.wal import lease, sealing
@@ -31,12 +31,6 @@ from persisting.work.store_group import StoreGroup
 
 LEASE = 0.8
 CONFIG = TopicConfig(topic="t", num_buckets=2, bucket_column="id", backend="persisting")
-
-
-@pytest.fixture(scope="module")
-def keepers() -> Iterator[KeeperProcess]:
-    with KeeperProcess() as keepers:
-        yield keepers
 
 
 def kept(store: ObjectStore, lease: float = LEASE) -> Keeper:
@@ -58,13 +52,15 @@ def group_of(keeper: Keeper) -> StoreGroup:
 
 def taken_over(store: ObjectStore, lease: float = LEASE) -> Keeper:
     """Keep the group as soon as the lease of its keeper has ended."""
-    end = time.monotonic() + 60
-    while True:
-        try:
-            return kept(store, lease)
-        except KeptElsewhere:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+    keepers: list[Keeper] = []
+
+    def is_free() -> bool:
+        with suppress(KeptElsewhere):
+            keepers.append(kept(store, lease))
+        return bool(keepers)
+
+    until_true(is_free)
+    return keepers[0]
 
 
 async def claimed(keeper: Keeper, count: int, lease: float = 600.0) -> list[tuple[int, int, int]]:
@@ -83,7 +79,7 @@ async def test_living_keeper_is_not_replaced(store: ObjectStore, long_lease: flo
     keeper.close()
 
 
-async def test_keeper_continues_at_once_after_one_that_was_closed(store: ObjectStore) -> None:
+async def test_keeper_continues_immediately_after_one_that_was_closed(store: ObjectStore) -> None:
     keeper = kept(store, 3600.0)
     first, second = await claimed(keeper, 2)
     assert await keeper.ack([first]) == []
@@ -134,7 +130,7 @@ async def test_floor_that_arrives_late_is_refused(store: ObjectStore) -> None:
     paused.close()
 
 
-async def test_one_of_many_that_take_over_at_once_keeps_the_group(store: ObjectStore) -> None:
+async def test_one_of_many_concurrent_take_overs_keeps_the_group(store: ObjectStore) -> None:
     keeper = kept(store)
     leases = await claimed(keeper, 4)
     await keeper.ack(leases[:2])
@@ -156,7 +152,7 @@ async def test_one_of_many_that_take_over_at_once_keeps_the_group(store: ObjectS
     winner.close()
 
 
-async def test_journal_is_written_whole_now_and_then_and_old_slots_are_deleted(
+async def test_journal_is_written_whole_periodically_and_old_slots_are_deleted(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_group, "_SNAPSHOT_WRITES", 8)
@@ -213,7 +209,7 @@ async def test_keeper_that_cannot_reach_the_store_ends_and_the_next_one_continue
     following.close()
 
 
-async def test_leases_go_on_by_the_clock_of_the_next_keeper(
+async def test_leases_continue_by_the_clock_of_the_next_keeper(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its clock may be hours ahead of that of the machine before."""
@@ -381,10 +377,7 @@ async def test_groups_that_two_processes_keep_write_their_dead_letters_in_turns(
     await place.close()
 
 
-async def test_group_of_offsets_and_work_group_are_told_apart(
-    server: SeaweedFS, prefix: str
-) -> None:
-    where = {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
+async def test_group_of_offsets_and_work_group_are_told_apart(where: dict[str, Any]) -> None:
     async with await write_queue(**where, durable=True) as writer:
         await writer.put([{"id": n} for n in range(4)])
         async with await read_queue(**where, group="work", mode="work") as member:
@@ -394,9 +387,8 @@ async def test_group_of_offsets_and_work_group_are_told_apart(
 
 
 async def test_retention_keeps_what_a_work_group_has_not_acknowledged(
-    server: SeaweedFS, prefix: str
+    where: dict[str, Any],
 ) -> None:
-    where = {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
     async with await write_queue(**where, durable=True, num_buckets=1) as writer:
         for first in (0, 10, 20):
             await writer.put([{"id": n} for n in range(first, first + 10)])
@@ -411,9 +403,8 @@ async def test_retention_keeps_what_a_work_group_has_not_acknowledged(
 
 
 async def test_retention_that_may_drop_what_is_not_acknowledged_drops_it_in_a_store(
-    server: SeaweedFS, prefix: str
+    where: dict[str, Any],
 ) -> None:
-    where = {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
     options = {"retention_drops_unacknowledged": True, "compaction": False}
     async with await write_queue(
         **where, durable=True, num_buckets=1, backend_options=options
@@ -432,15 +423,14 @@ async def test_retention_that_may_drop_what_is_not_acknowledged_drops_it_in_a_st
 
 
 async def test_keeper_on_another_machine_is_named(
-    server: SeaweedFS, prefix: str, long_lease: float, monkeypatch: pytest.MonkeyPatch
+    where: dict[str, Any], long_lease: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
     options = {"enable_wal": True, "lease": long_lease}
     async with await write_queue(
         **where, backend="persisting", backend_options=options, num_buckets=2
     ) as writer:
         await writer.put({"id": 1})
-        store = open_store(parse(url(prefix)) / "t", StorageOptions(server.options()))
+        store = topic_store(where)
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(socket, "gethostname", lambda: "far-away")
             keeper = kept(store, long_lease)

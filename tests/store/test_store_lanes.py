@@ -1,4 +1,4 @@
-"""Several group commits under way at once: their slots, their acknowledgements, their failures."""
+"""Several concurrent group commits: their slots, their acknowledgements, their failures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def stored(log: ObjectLog, *slots: BegunSlot) -> None:
 # Slots
 
 
-def test_slot_behind_a_free_one_does_not_count(store: ObjectStore) -> None:
+def test_slot_after_a_free_one_is_not_read(store: ObjectStore) -> None:
     log = new_log(store)
     first, second, third = (begun(log, b"%d" % number) for number in range(3))
     stored(log, first)
@@ -67,7 +67,7 @@ def test_slot_behind_a_free_one_does_not_count(store: ObjectStore) -> None:
         log.store(second)
 
 
-def test_claim_is_found_although_slots_lie_behind_it(store: ObjectStore) -> None:
+def test_claim_is_found_although_slots_follow_it(store: ObjectStore) -> None:
     log = new_log(store)
     first, _, *others = (begun(log, b"%d" % number) for number in range(4))
     stored(log, first)
@@ -117,7 +117,7 @@ def test_a_log_that_was_removed_in_part_holds_nothing(
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_acknowledged_slot_that_is_gone_is_named(store: ObjectStore, missing: int) -> None:
+def test_acknowledged_slot_that_is_missing_is_named(store: ObjectStore, missing: int) -> None:
     log = new_log(store)
     for number in range(4):
         stored(log, begun(log, b"%d" % number))
@@ -127,7 +127,7 @@ def test_acknowledged_slot_that_is_gone_is_named(store: ObjectStore, missing: in
     assert slots_of(store, log) == [number for number in range(4) if number != missing]
 
 
-def test_acknowledged_slot_that_is_gone_behind_released_ones_is_named(store: ObjectStore) -> None:
+def test_acknowledged_slot_that_is_missing_after_released_ones_is_named(store: ObjectStore) -> None:
     log = new_log(store)
     slots = [begun(log, b"%d" % number) for number in range(2)]
     stored(log, *slots)
@@ -166,7 +166,7 @@ def expect_requests_of(bucket: PersistingBackend, seconds: float) -> None:
 
 
 async def two_slots(proxy: FaultProxy) -> None:
-    """Return when two slots were sent."""
+    """Wait until two slots were sent."""
     await asyncio.to_thread(until_true, lambda: slot_puts(proxy) >= 2)
 
 
@@ -221,7 +221,7 @@ async def test_puts_of_one_turn_of_the_loop_share_an_object(
     patient: ObjectStore, proxy: FaultProxy
 ) -> None:
     bucket = await started(patient, proxy)
-    # Puts are not kept waiting for a turn that takes long beside a request.
+    # Puts are not kept waiting for a turn that is slow compared with a request.
     expect_requests_of(bucket, 3600.0)
     await asyncio.gather(*(bucket.put({"n": number}) for number in range(100)))
     assert slot_puts(proxy) == 1
@@ -270,7 +270,7 @@ async def test_flushes_of_a_store_are_spaced(
     await bucket.close()
 
 
-async def test_puts_behind_a_refused_object_are_refused_too(
+async def test_puts_after_a_refused_object_are_refused_too(
     patient: ObjectStore, proxy: FaultProxy, store: ObjectStore
 ) -> None:
     bucket = await started(patient, proxy)
@@ -330,7 +330,7 @@ async def test_owner_that_dies_with_an_object_under_way_leaves_what_it_acknowled
 # Several topics in one process
 
 
-async def test_writers_of_many_topics_never_wait_for_requests_behind_them(
+async def test_writers_of_many_topics_never_wait_for_requests_queued_after_theirs(
     server: SeaweedFS, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A put arrives in each of as many topics as there are threads while its group is begun."""
@@ -367,7 +367,7 @@ async def test_writers_of_many_topics_never_wait_for_requests_behind_them(
         await backend.close()
 
 
-def test_heartbeats_go_on_while_other_stores_do_not_answer(
+def test_heartbeats_continue_while_other_stores_do_not_answer(
     store: ObjectStore, patient: ObjectStore, proxy: FaultProxy
 ) -> None:
     answered = threading.Event()

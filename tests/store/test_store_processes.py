@@ -8,12 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.object_stores import SeaweedFS, url
+from support.fault_proxy import FaultProxy
+from support.object_stores import SeaweedFS, storage_options, url
+from support.owner_process import OwnerProcess
+from support.store_places import topic_store
+from support.topic_places import numbered
 
+from persisting.bucket.store_ownership import owner_register
 from persisting.queue import read_queue, write_queue
 
 LEASE = 1.5
@@ -76,6 +82,48 @@ async def test_second_process_takes_over_after_a_kill_with_every_acknowledged_re
             for record in await reader.get(None):
                 assert record["n"] > last.get(record["who"], -1)
                 last[record["who"]] = record["n"]
+
+
+async def test_requests_of_a_take_over_after_a_kill_are_bounded(
+    where: dict[str, Any], proxy: FaultProxy
+) -> None:
+    """The owner of 4 buckets had flushed some of its records, and others not."""
+    options = {"lease": LEASE, "flush_interval": None}
+    new = {"durable": True, "num_buckets": 4, "backend_options": options}
+    with OwnerProcess() as owner:
+        await owner.ask("own", args={**where, **new})
+        await owner.ask("put", args=[numbered(100)])
+        await owner.ask("flush")
+        await owner.ask("put", args=[numbered(100, 100)])
+        owner.kill()
+    held = owner_register(topic_store(where), 0).read()
+    assert held is not None
+    dead = held.content.log
+    proxied = {**where, "storage_options": storage_options(proxy.port, timeout="120s")}
+    began = time.monotonic()
+    async with await write_queue(**proxied) as writer:
+        await writer.put(numbered(100, 200))
+        seconds = time.monotonic() - began
+        # Another test of this process may have probed the store before.
+        seen = [kind for kind in proxy.seen if "/probe/" not in kind]
+    counts: Counter[str] = Counter()
+    for kind in seen:
+        method = kind.partition(" ")[0].partition("-")[0]
+        if kind.endswith("/lease.json"):
+            method += " of the dead lease" if dead in kind else " of the new lease"
+        counts[method] += 1
+    beats = 1 + 3 * seconds / LEASE  # heartbeats; an owner also checks whether it is replaced
+    print(f"take-over after {seconds:.1f} s: {dict(counts)}")
+    assert counts.pop("GET of the dead lease") <= 4 * 15  # while each bucket waits for its end
+    assert counts.pop("PUT of the dead lease") <= 4 + 3 + 2 + 1  # the first of the buckets takes it
+    assert counts.pop("GET of the new lease", 0) <= 4 + beats
+    assert counts.pop("PUT of the new lease") <= 4 + beats
+    assert counts.pop("GET") <= 54 + 2 * beats
+    assert counts.pop("PUT") <= 36
+    assert counts.pop("LIST") <= 28
+    assert not counts - Counter(DELETE=2)  # of the dead log
+    async with await read_queue(**where) as reader:
+        assert sorted(record["id"] for record in await reader.get(None)) == list(range(300))
 
 
 @pytest.mark.nightly

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 from support.fault_proxy import FaultProxy
-from support.object_stores import SeaweedFS, storage_options, url
+from support.object_stores import storage_options
 from support.owner_process import OwnerProcess
+from support.store_places import topic_store
 from support.topic_places import ids, is_in_order, numbered
 from support.waiting import until_true
 
@@ -23,9 +24,7 @@ from persisting.errors import BucketLocked, OwnershipLost, StorageError
 from persisting.local_socket import connection
 from persisting.local_socket.owner_notes import StoreOwnerNotes
 from persisting.queue import read_queue, write_queue
-from persisting.store.object_store import ObjectStore, open_store
-from persisting.store.storage_options import StorageOptions
-from persisting.store_address import parse
+from persisting.store.object_store import ObjectStore
 from persisting.topic.live_topics import live_in_store
 from persisting.wal.lease import lease_register
 
@@ -37,25 +36,14 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("no_topic_is_lef
 
 @pytest.fixture
 def owner() -> Iterator[OwnerProcess]:
-    process = OwnerProcess()
-    yield process
-    process.close()
-
-
-@pytest.fixture
-def where(server: SeaweedFS, prefix: str) -> dict[str, Any]:
-    return {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
+    with OwnerProcess() as process:
+        yield process
 
 
 def new(**options: Any) -> dict[str, Any]:
     """Return how a topic is created, with further options of its backend."""
     given = {"lease": LEASE, "flush_interval": None, **options}
     return {"durable": True, "num_buckets": BUCKETS, "backend_options": given}
-
-
-def topic_store(where: dict[str, Any]) -> ObjectStore:
-    address = parse(where["storage_path"]) / "t"
-    return open_store(address, StorageOptions(where["storage_options"]))
 
 
 def owner_pids(where: dict[str, Any]) -> set[int | None]:
@@ -87,7 +75,7 @@ async def test_puts_reach_the_owner_in_the_other_process(
     assert is_in_order(await stored(where), 101)
 
 
-async def test_bucket_that_nobody_owns_is_opened_where_the_first_one_is(
+async def test_bucket_without_an_owner_is_opened_where_the_first_one_is(
     where: dict[str, Any], owner: OwnerProcess
 ) -> None:
     """So that the puts of all processes share one log and its requests."""
@@ -112,10 +100,10 @@ async def test_puts_continue_after_the_owner_was_killed(
     assert is_in_order(await stored(where), 200)
 
 
-async def test_puts_continue_at_once_after_the_owner_has_closed(
+async def test_puts_continue_immediately_after_the_owner_has_closed(
     where: dict[str, Any], owner: OwnerProcess
 ) -> None:
-    await owner.ask("own", args={**where, **new(lease=600.0)})  # nobody waits for its end
+    await owner.ask("own", args={**where, **new(lease=600.0)})  # the test does not wait for its end
     async with await write_queue(**where) as writer:
         await writer.put(numbered(20))
         putting = [asyncio.ensure_future(writer.put({"id": n})) for n in range(20, 40)]
@@ -292,7 +280,7 @@ async def test_process_that_lost_its_buckets_reads_those_of_the_next_owner(
 
 
 async def taken(reader: Any, count: int) -> list[int]:
-    """Return the ids that a stream from the start delivers until it has seen so many."""
+    """Return the ids that a stream from the start delivers until it has seen this many."""
     seen: list[int] = []
     async for record in reader.get_stream(0, block=True):
         seen.append(record["id"])
@@ -314,18 +302,17 @@ async def test_writer_can_be_closed_if_its_buckets_went_where_it_cannot_reach_th
 
 
 async def test_store_that_cannot_be_reached_is_named_while_an_owner_is_looked_for(
-    server: SeaweedFS, prefix: str, proxy: FaultProxy, owner: OwnerProcess
+    where: dict[str, Any], proxy: FaultProxy, owner: OwnerProcess
 ) -> None:
-    direct = {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
-    await owner.ask("own", args={**direct, **new()})
+    await owner.ask("own", args={**where, **new()})
     options = storage_options(proxy.port, timeout="1s", connect_timeout="1s")
-    async with await write_queue(**{**direct, "storage_options": options}) as writer:
+    async with await write_queue(**{**where, "storage_options": options}) as writer:
         proxy.add("GET", also="owner.json", answer=503)
         with pytest.raises(StorageError, match=r"s3://.*503"):
             await writer.put(numbered(4))
         proxy.heal()
         await writer.put(numbered(4))
-    assert is_in_order(await stored(direct), 4)
+    assert is_in_order(await stored(where), 4)
 
 
 async def test_many_processes_share_one_log(where: dict[str, Any]) -> None:
@@ -346,7 +333,7 @@ async def test_many_processes_share_one_log(where: dict[str, Any]) -> None:
     assert is_in_order(await stored(where), 30)
 
 
-async def test_processes_that_are_killed_in_turn_lose_and_double_nothing(
+async def test_processes_that_are_killed_in_turn_lose_and_duplicate_nothing(
     where: dict[str, Any],
 ) -> None:
     processes = [OwnerProcess() for _ in range(3)]

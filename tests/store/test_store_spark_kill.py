@@ -127,7 +127,7 @@ def test_write_that_is_killed_and_repeated_is_stored_once(
     assert config is not None
     assert all(is_free(store, bucket) for bucket in range(2))
     with StoreOwner(store, config) as owner:
-        owner.own(0)  # a bucket that was given back is taken at once
+        owner.own(0)  # a bucket that was given back is taken immediately
 
 
 @pytest.mark.parametrize("step", ["commit0", "times", "commit1"])
@@ -135,7 +135,7 @@ def test_write_that_is_killed_and_repeated_is_stored_once(
 def test_driver_that_was_paused_and_replaced_stores_nothing_twice(
     home: StoreAddress, tmp_path: Path, step: str, same_id: bool
 ) -> None:
-    """It wakes behind the fence of another owner, in the middle of its commits."""
+    """It wakes after the fence of another owner, in the middle of its commits."""
     create(home)
     paused = writer(home, tmp_path, step)
     try:

@@ -177,7 +177,7 @@ class TestBatches:
         assert len(wrote) >= 2
         assert data_objects(home) == set()
 
-    def test_files_that_are_gone_are_found_before_the_commit(
+    def test_missing_files_are_detected_before_the_commit(
         self, home: StoreAddress, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         DirectStore(home).save(rows(5), numBuckets=1)
@@ -346,7 +346,7 @@ class TestOwners:
 
 
 class TestStreams:
-    def test_every_row_is_streamed_once_though_micro_batches_are_repeated(
+    def test_every_row_is_streamed_once_although_micro_batches_are_repeated(
         self, home: StoreAddress
     ) -> None:
         DirectStore(home).save(rows(20), topic="in", numBuckets=2)

@@ -173,7 +173,7 @@ async def test_writer_that_shares_a_topic_continues_after_it_lost_its_bucket(
         assert numbers(await reader.get(10)) == [0, 1, 2, 3, 4]
 
 
-async def test_writer_without_a_socket_goes_on_after_it_lost_its_bucket(
+async def test_writer_without_a_socket_continues_after_it_lost_its_bucket(
     server: SeaweedFS, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def listen(folder: Path | None) -> Any:
@@ -217,7 +217,7 @@ async def test_buckets_that_cannot_be_flushed_can_be_closed_after_one_was_lost(
 async def test_lease_stays_until_a_bucket_that_could_not_be_opened_is_given_back(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its owner object names the log; without the lease, nobody could open it any more."""
+    """Its owner object names the log; without the lease, no process could open it again."""
     log = new_store_owner_log(store, 1, **OPTIONS)
 
     def use_own_log(ownership: Ownership) -> None:
@@ -304,7 +304,7 @@ async def test_owner_whose_deletions_are_refused_keeps_its_bucket(
     log.retire()
 
 
-async def test_closed_bucket_is_free_at_once_and_its_log_is_deleted(store: ObjectStore) -> None:
+async def test_closed_bucket_is_free_immediately_and_its_log_is_deleted(store: ObjectStore) -> None:
     log, first = opened(store)
     await first.put({"n": 0})
     await first.close()
@@ -361,7 +361,7 @@ async def test_flush_whose_commit_fails_stores_its_records_once(
     log.retire()
 
 
-async def test_close_stores_every_group_that_it_acknowledges(store: ObjectStore) -> None:
+async def test_close_stores_every_put_that_it_acknowledges(store: ObjectStore) -> None:
     log, backend = opened(store, linger_bytes=1)  # a group for each put
     await backend.put({"n": -1})
     puts = [asyncio.ensure_future(backend.put({"n": number})) for number in range(16)]
@@ -410,7 +410,7 @@ async def test_records_of_a_put_with_an_unknown_outcome_keep_their_offsets(
     """Readers of other processes may have seen them, so no other record gets their offsets."""
     log, backend = opened(faulty)
     await backend.put({"n": 0})
-    proxy.add("/slots/", lose=True)  # stored, but nobody can find out
+    proxy.add("/slots/", lose=True)  # stored, but the client cannot find out
     with pytest.raises(StorageError, match="may be stored"):
         await backend.put({"n": 1})
     proxy.heal()

@@ -1,5 +1,6 @@
 """Competing owners of a topic in an object store: the short form of ``--only store``, and the proof
-that it would notice a missing part of the protocol. By day one random round and two mutations."""
+that it would notice a missing part of the protocol. `make test` runs one random round and two
+mutations."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from torture.store_owner import MUTATIONS
 
 pytestmark = pytest.mark.timeout(1800)
 
-BY_DAY = {"no fence", "claims deleted"}
-DECIDED_BY_DAY = [
-    pytest.param(name, marks=() if name in BY_DAY else pytest.mark.nightly)
+NOT_NIGHTLY = {"no fence", "claims deleted"}
+DECIDED_PARAMETERS = [
+    pytest.param(name, marks=() if name in NOT_NIGHTLY else pytest.mark.nightly)
     for name in sorted(MUTATIONS)
 ]
 
@@ -56,7 +57,7 @@ def test_commit_that_lands_late_is_stored_once(server: SeaweedFS, tmp_path: Path
     store.run(server, tmp_path, 4, Counter(), store.commit_lands_late)
 
 
-@pytest.mark.parametrize("name", DECIDED_BY_DAY)
+@pytest.mark.parametrize("name", DECIDED_PARAMETERS)
 def test_decided_round_breaks_without_a_part_of_the_protocol(
     server: SeaweedFS, tmp_path: Path, name: str
 ) -> None:

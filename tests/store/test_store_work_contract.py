@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from support.object_stores import SeaweedFS, url
@@ -10,12 +10,6 @@ from support.work_contract import WorkContract
 from support.work_places import KeeperProcess, OtherProcess, WorkPlace
 
 pytestmark = pytest.mark.asyncio
-
-
-@pytest.fixture(scope="module")
-def keepers() -> Iterator[KeeperProcess]:
-    with KeeperProcess() as keepers:
-        yield keepers
 
 
 class TestKeeperInThisProcess(WorkContract):

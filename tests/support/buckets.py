@@ -80,7 +80,7 @@ class Bucket:
 
 
 async def until_freed(folder: Path) -> None:
-    """Wait until nobody has the bucket open: a thread may use a dropped backend a while longer."""
+    """Wait until the bucket is free: a thread may use a dropped backend a while longer."""
     attempts = 0
     while owner_of(folder) is not None:
         if attempts % 50 == 0:  # collecting is slow

@@ -149,6 +149,12 @@ class Cluster:
         self._others: list[Process] = []
         self._extra = ["--passphrase", passphrase] if passphrase else []
 
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def start(self, count: int = 1, *arguments: str) -> list[Node]:
         """Start nodes and wait until each is ready."""
         first = [] if self.nodes else [self._launch(*arguments).ready()]

@@ -14,6 +14,7 @@ from typing import Any
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.queue import read_queue, write_queue
 from support.cluster_nodes import Cluster, Node
+from support.waiting import until
 
 SYNCED = {"enable_wal": True, "wal_sync_interval": 0.0}
 GROUP_MEMBER = """
@@ -102,16 +103,16 @@ class Traffic:
             await asyncio.sleep(0.05)
 
     async def progress(self) -> None:
-        """Return when 10 more puts are acknowledged and consumed."""
+        """Wait until 10 more puts are acknowledged and consumed."""
         target = len(self.acknowledged) + 200
         await self._until(lambda: min(len(self.acknowledged), len(self.consumed)) >= target)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PROGRESS_SECONDS
-        while not condition():
+        async def is_true() -> bool:
             self._raise_failures()
-            assert time.monotonic() < deadline, f"no progress in {PROGRESS_SECONDS} s: {self}"
-            await asyncio.sleep(0.05)
+            return condition()
+
+        await until(is_true, PROGRESS_SECONDS, 0.05, lambda: self)
 
     def _raise_failures(self) -> None:
         for task in self._tasks:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import http.client
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -18,6 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 import pytest
+
+from support.waiting import until_true
 
 _T = TypeVar("_T")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -31,6 +34,18 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+SCREENS = (
+    "/",
+    "/topics/runs",
+    "/topics/runs/records",
+    "/topics/runs/records/0/3",
+    "/topics/runs/tail",
+    "/topics/runs/search?text=lock",
+    "/topics/runs/groups",
+    "/topics/runs/versions",
+    "/topics/runs/versions/compare?first=v1",
+    "/topics/runs/maintenance",
+)
 HOSTILE = "<script>hacked=1</script>"
 """A value that sets window.hacked if a page does not escape it."""
 HOSTILE_TOPIC = f"hostile {HOSTILE.replace('/', '')}"
@@ -162,12 +177,32 @@ def _runs(pid: int, module: str) -> bool:
         return False
 
 
-def wait_until(holds: Callable[[], object], seconds: float = 100) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+def shown(page: str) -> str:
+    """Return the text of a page without markup."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+def positions(page: str) -> list[str]:
+    """Return the positions of the records that a page lists."""
+    return re.findall(r'<tr data-row><th scope="row"><a [^>]*>(\d+:\d+)</a>', page)
+
+
+def page_when(console: RunningConsole, path: str, is_ready: Callable[[str], object]) -> str:
+    """Return a page once it is ready."""
+    page = ""
+
+    def is_page_ready() -> object:
+        nonlocal page
+        page = console.ask("GET", path).text
+        return is_ready(page)
+
+    until_true(is_page_ready, lambda: page, tries=1200, interval=0.2)
+    return page
+
+
+def text_with(console: RunningConsole, path: str, part: str) -> str:
+    """Return the text of a page once it contains a part."""
+    return shown(page_when(console, path, lambda page: part in shown(page)))
 
 
 def awaited(work: Coroutine[Any, Any, _T]) -> _T:

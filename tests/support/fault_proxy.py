@@ -82,7 +82,7 @@ class FaultProxy:
         return fault
 
     def heal(self) -> None:
-        """Have no faults and no delay any more."""
+        """Remove all faults and the delay."""
         self._faults, self.delay = [], 0.0
 
     def reset_counts(self) -> None:

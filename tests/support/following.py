@@ -53,13 +53,13 @@ class Owner:
         assert wait_for_line(self.child) == "done"
 
     def send(self, *words: object) -> None:
-        """As :meth:`tell`, without waiting for the answer."""
+        """Like :meth:`tell`, but without waiting for the answer."""
         assert self.child.stdin is not None
         self.child.stdin.write(" ".join(map(str, words)) + "\n")
         self.child.stdin.flush()
 
     async def does(self, *words: object) -> None:
-        """As :meth:`tell`, while readers of this process continue."""
+        """Like :meth:`tell`, while readers of this process continue."""
         await asyncio.to_thread(self.tell, *words)
 
     def kill(self) -> None:
@@ -71,7 +71,7 @@ class Owner:
 def owner(
     root: Path, *, buckets: int = 1, interval: float = 0.0, **options: object
 ) -> Iterator[Owner]:
-    """Own the topic ``t`` in another process, by default without a flush unless it is told to."""
+    """Own the topic ``t`` in another process, which flushes only on demand by default."""
     settings = {
         "enable_wal": True,
         "wal_sync_interval": interval,
@@ -109,7 +109,7 @@ class Following:
         return sorted(seen.record["id"] for rows in self.by_bucket.values() for seen in rows)
 
     async def reaches(self, count: int, seconds: float = SECONDS) -> None:
-        """Return when that many records were shown."""
+        """Wait until that many records were shown."""
 
         async def enough() -> bool:
             return sum(map(len, self.by_bucket.values())) >= count

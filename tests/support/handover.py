@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from persisting.bucket import handover_notes
 from persisting.bucket.handover_notes import ADOPT, Note, encoded_schema
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.shared_schema import SharedSchema
+from persisting.queue import QueueWriter
 from persisting.records import Rules
 from persisting.records.arrow import accept, align
+from persisting.store.object_store import ObjectStore
 from persisting.table import bulk_write
 from persisting.table.bulk_files import BulkFiles
 from persisting.topic import handover
@@ -23,18 +26,25 @@ from persisting.topic.spec import TopicConfig, bucket_folder
 from persisting.topic.topic_files import TopicFolder
 from support.held_process import HeldProcess
 
-POINTS = """
-from persisting.bucket import bulk_import, handover_notes
-from persisting.table import bulk_files, bulk_write
+COMMON_POINTS = """
+from persisting.bucket import bulk_import
+from persisting.table import bulk_write
 from persisting.topic import handover
 
 held(bulk_import, "check", before="owner-checks")
 held(bulk_import, "_commit", before="owner-commits", after="owner-committed")
+held(handover, "prepare", after="driver-planned")
+held(bulk_write, "write_files", after="driver-wrote-a-file")
+"""
+"""Points of hand-overs in folders and in object stores."""
+
+POINTS = f"""{COMMON_POINTS}
+from persisting.bucket import handover_notes
+from persisting.table import bulk_files
+
 held(bulk_files.checksums, "sign", after="owner-wrote-times", when=lambda *a: len(a) == 3)
 done = lambda bucket, name, answer, fs: answer.state == "done" and answer.table is None
 held(handover_notes, "write_answer", before="owner-answers", after="owner-answered", when=done)
-held(handover, "prepare", after="driver-planned")
-held(bulk_write, "write_files", after="driver-wrote-a-file")
 held(handover._HandOver, "_send", before="driver-sends", after="driver-sent",
      when=lambda self, notes: any(note.kind == "adopt" for note in notes.values()))
 held(handover, "decide", before="driver-decides", after="driver-decided")
@@ -67,6 +77,7 @@ DRIVER_POINTS = (
 OWNER = """
 import asyncio, sys
 from persisting.queue import write_queue
+from support.handover import put_forever
 
 async def main():
     queue = await write_queue(
@@ -74,12 +85,7 @@ async def main():
         local_socket=False,
         backend_options={"enable_wal": True, "flush_interval": None, "flush_threshold": 40},
     )
-    number = int(sys.argv[2])
-    while True:
-        await queue.put_batch([{"id": number + i, "text": f"row {number + i}"} for i in range(5)])
-        number += 5
-        print(number, flush=True)
-        await asyncio.sleep(0.02)
+    await put_forever(queue, int(sys.argv[2]), 0.02)
 
 asyncio.run(main())
 """
@@ -101,6 +107,35 @@ def texts(first: int, count: int) -> list[dict[str, Any]]:
     return [{"id": i, "text": f"row {i}"} for i in range(first, first + count)]
 
 
+async def put_forever(queue: QueueWriter, number: int, pause: float) -> None:
+    """Put records with ids from ``number`` on; print the next id after each put."""
+    while True:
+        await queue.put_batch(texts(number, 5))
+        number += 5
+        print(number, flush=True)
+        await asyncio.sleep(pause)
+
+
+def check_ids(
+    found: Mapping[int, list[int]], written: int, acknowledged: int, old: int = 0
+) -> list[int]:
+    """Assert that every row handed over and every acknowledged record is stored once, and that
+    each bucket has the records of the owner in order.
+
+    ``found`` are the ids by bucket, ``old`` is how many records the topic had before. Return the
+    ids of the owner's records, sorted.
+    """
+    numbers = sorted(number for some in found.values() for number in some)
+    assert numbers == sorted(set(numbers))
+    assert [n for n in numbers if n < PUTS - old] == list(range(written))
+    own = [n for n in numbers if n >= PUTS]
+    assert own[: acknowledged - PUTS] == list(range(PUTS, acknowledged))
+    for some in found.values():
+        put = [n for n in some if n >= PUTS]
+        assert put == sorted(put)
+    return own
+
+
 def hand_over(
     topic: Path,
     records: list[dict[str, Any]],
@@ -116,6 +151,17 @@ def hand_over(
     ``meanwhile`` is called when the files are written, ``seconds`` is how long to wait then.
     """
     config, notes = written_notes(topic, records, (write_id, number), overwrite=overwrite)
+    return adopted(topic, config, notes, seconds, meanwhile)
+
+
+def adopted(
+    topic: Path | ObjectStore,
+    config: TopicConfig,
+    notes: dict[int, Note],
+    seconds: float,
+    meanwhile: Callable[[], Any] | None,
+) -> int:
+    """Have the owners of a topic adopt files; return the new rows."""
     if meanwhile is not None:
         meanwhile()
     return sum(handover.adopt(topic, config, notes, seconds).values())

@@ -14,10 +14,11 @@ from support.held_process import HeldProcess
 from support.waiting import until_true
 
 
-def points(names: Iterable[str], by_day: Collection[str]) -> list[Any]:
-    """Return parameters, of which those that are not ``by_day`` are nightly."""
+def points(names: Iterable[str], not_nightly: Collection[str]) -> list[Any]:
+    """Return parameters, of which those that are not in ``not_nightly`` are nightly."""
     return [
-        name if name in by_day else pytest.param(name, marks=pytest.mark.nightly) for name in names
+        name if name in not_nightly else pytest.param(name, marks=pytest.mark.nightly)
+        for name in names
     ]
 
 

@@ -79,7 +79,7 @@ class HeldProcess:
     it is killed at the end."""
 
     tries = 6000
-    """How often :meth:`until` polls, see :func:`until_true`."""
+    """How many times :meth:`until` polls, see :func:`until_true`."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ BUCKET = "lab"
 
 
 _PORTS = range(18_000, 32_000)
-"""Below those that the kernel gives to connections: nobody gets one of them by chance before the
+"""Below those that the kernel gives to connections: none of them is taken by chance before the
 server listens on it, or while it is started again."""
 _reserved: list[int] = []
 """Files that are locked for as long as this process lives."""

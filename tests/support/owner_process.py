@@ -83,13 +83,19 @@ class OwnerProcess:
         return result
 
     async def ask(self, word: str, name: str = "t", args: Any = ()) -> Any:
-        """As :meth:`tell`, without blocking the event loop."""
+        """Like :meth:`tell`, but without blocking the event loop."""
         return await asyncio.to_thread(self.tell, word, name, args)
 
     async def own(self, folder: Path, topic: str = "t", **options: Any) -> Any:
         """Have the child open every bucket of a topic."""
         args = {"topic": topic, "storage_path": str(folder), **options}
         return await self.ask("own", topic, args)
+
+    def __enter__(self) -> OwnerProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def stop(self) -> None:
         """Pause the child; return when it no longer runs."""

@@ -84,7 +84,7 @@ class WritingContract:
             found = [r["n"] for r in await streamed(await place.read(bucket_id=bucket))]
             assert found == sorted(found)
 
-    async def test_values_are_read_as_they_were_put(self, typed_place: Place) -> None:
+    async def test_values_of_every_type_are_read_as_they_were_put(self, typed_place: Place) -> None:
         record = EVERY_TYPE
         writer = await typed_place.write()
         await writer.put(record)

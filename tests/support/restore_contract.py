@@ -174,7 +174,7 @@ class RestoreContract:
         found = ids(await drained(reader))
         assert set(found) >= set(range(100, 140))
 
-    async def test_undone_restore_delivers_records_nobody_had_read(self, home: Home) -> None:
+    async def test_undone_restore_delivers_records_that_had_not_been_read(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(20))
         await writer.tag("mistake")

@@ -9,7 +9,7 @@ from xdist.scheduler import LoadScopeScheduling
 SPARK = "spark"
 
 _LONGEST_FIRST = (SPARK, "cluster", "store", "local_socket", "ui", "work", "crash", "docs", "cli")
-"""Folders whose files take long: begun last, one of them would run alone at the end."""
+"""Folders whose files are slow: begun last, one of them would run alone at the end."""
 
 
 class FileScheduling(LoadScopeScheduling):
@@ -25,6 +25,6 @@ class FileScheduling(LoadScopeScheduling):
 
 
 def order(path: PurePath) -> int:
-    """Return the place of a file among all: what takes long comes first."""
+    """Return the place of a file among all: slow ones come first."""
     found = [n for n, folder in enumerate(_LONGEST_FIRST) if folder in path.parts]
     return min(found, default=len(_LONGEST_FIRST))

@@ -195,7 +195,7 @@ class OwnerConnection:
 
 
 class PostingConnection(OwnerConnection, PostingTarget):
-    """A connection that now and then cannot send at once."""
+    """A connection that sometimes cannot send immediately."""
 
     def post(self, request: Request, answered: Answered) -> bool:
         if self._owners.chance.random() < self._owners.lossiness:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from persisting.queue import QueueWriter
+from persisting.queue import QueueReader, QueueWriter, read_queue
 from support.owner_process import OwnerProcess
 from support.topic_homes import Home
 from support.topic_places import Place
+
+
+async def reading(folder: Path, **given: Any) -> QueueReader:
+    """Return a reader of the topic ``t``."""
+    return await read_queue(topic="t", storage_path=str(folder), **given)
 
 
 class SocketPlace(Place):

@@ -20,7 +20,7 @@ from persisting.table.store_bulk_files import StoreBulkFiles
 from persisting.topic import handover, store_config
 from persisting.topic.spec import TopicConfig
 from persisting.topic.store_files import StoreTopic
-from support.handover import PUTS, files_for, texts
+from support.handover import PUTS, adopted, files_for, texts
 
 BUCKETS = 2
 LEASE = 1.0
@@ -47,7 +47,7 @@ def create_topic(root: str, options: dict[str, str], **given: Any) -> None:
 
 class MortalStore(ObjectStore):
     """A store whose user is killed at a request: before it, or when it is carried out and its
-    answer is on the way. After that nothing reaches the store any more."""
+    answer is on the way. After that no request reaches the store."""
 
     def __init__(self, store: ObjectStore) -> None:
         super().__init__(store.address, store.options, store._client)
@@ -181,9 +181,7 @@ def hand_over(
 ) -> int:
     """Write records as files and have the owners of a topic adopt them; return the new rows."""
     notes = written_notes(store, records, (write_id, number), overwrite=overwrite)
-    if meanwhile is not None:
-        meanwhile()
-    return sum(handover.adopt(store, config_of(store), notes, seconds).values())
+    return adopted(store, config_of(store), notes, seconds, meanwhile)
 
 
 def content(store: ObjectStore) -> dict[int, list[int]]:

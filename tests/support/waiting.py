@@ -12,22 +12,29 @@ SECONDS = 60.0
 
 
 async def until(
-    condition: Callable[[], Awaitable[Any]], seconds: float = SECONDS, interval: float = 0.01
+    condition: Callable[[], Awaitable[Any]],
+    seconds: float = SECONDS,
+    interval: float = 0.01,
+    explain: Callable[[], object] = lambda: "",
 ) -> None:
-    """Return once ``condition`` is true; fail if it is not after ``seconds``."""
+    """Wait until ``condition`` is true; fail if it is not after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not await condition():
-        assert time.monotonic() < deadline, f"{condition!r} was not true within {seconds} s"
+        failure = f"{condition!r} was not true within {seconds} s"
+        assert time.monotonic() < deadline, f"{failure}: {explain()}"
         await asyncio.sleep(interval)
 
 
 def until_true(
-    condition: Callable[[], Any], explain: Callable[[], object] = lambda: "", tries: int = 6000
+    condition: Callable[[], Any],
+    explain: Callable[[], object] = lambda: "",
+    tries: int = 6000,
+    interval: float = 0.02,
 ) -> None:
-    """Return once ``condition`` is true. The tries are counted, not the seconds: the whole machine
+    """Wait until ``condition`` is true. The tries are counted, not the seconds: the whole machine
     may stop for a while."""
     for _ in range(tries):
         if condition():
             return
-        time.sleep(0.02)
+        time.sleep(interval)
     raise AssertionError(f"{condition!r} was never true: {explain()}")

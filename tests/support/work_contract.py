@@ -39,7 +39,9 @@ class WorkContract:
         assert numbers(again) == numbers(deliveries[4:])
         assert {delivery.attempt for delivery in again} == {2}
 
-    async def test_a_delivery_says_when_and_how_often(self, place: WorkPlace) -> None:
+    async def test_a_delivery_says_when_and_how_many_times_it_was_delivered(
+        self, place: WorkPlace
+    ) -> None:
         await place.writer(1)
         member = await place.member(lease=5.0)
         (delivery,) = await member.fetch(1)
@@ -60,7 +62,7 @@ class WorkContract:
         (delivery,) = await member.fetch(1)
         began = time.monotonic()
         await delivery.release(delay=0.4)
-        # Without waiting it comes at once only if the machine has stopped for so long.
+        # Without waiting it comes immediately only if the machine has stopped for that long.
         again = await member.fetch(1) or await member.fetch(1, wait=True, timeout=60)
         assert len(again) == 1
         assert time.monotonic() - began >= 0.39
@@ -82,7 +84,7 @@ class WorkContract:
         with pytest.raises(LeaseLost):
             await paused.ack()
 
-    async def test_an_ended_lease_that_nobody_took_can_be_acknowledged(
+    async def test_an_expired_lease_that_was_not_taken_can_be_acknowledged(
         self, place: WorkPlace
     ) -> None:
         await place.writer(1)
@@ -201,7 +203,7 @@ class WorkContract:
             await put
         while len(got) < 30:
             more = await member.fetch(30, wait=True, timeout=60)
-            assert more, f"{30 - len(got)} records stay leased to nobody"
+            assert more, f"{30 - len(got)} records stay leased although no member has them"
             got += more
         assert numbers(got) == list(range(30))
         assert {delivery.attempt for delivery in got} == {1}

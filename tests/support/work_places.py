@@ -101,7 +101,7 @@ class WorkPlace:
 
 
 class KeeperProcess:
-    """A process that keeps the groups of one test after the other: starting one takes long."""
+    """A process that keeps the groups of one test after the other: starting one is slow."""
 
     def __enter__(self) -> KeeperProcess:
         self._running = children.python(_KEEPERS)

@@ -11,7 +11,7 @@ from support.training_topics import make_topic
 ROWS = 1000
 collect_ignore_glob = [] if find_spec("torch") and find_spec("torchdata") else ["test_*.py"]
 _SECONDS = 1200
-"""Importing torch in several worker processes takes long on a busy machine."""
+"""Importing torch in several worker processes is slow on a busy machine."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

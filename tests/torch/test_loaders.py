@@ -134,7 +134,7 @@ def test_stateful_loader_changes_ranks_and_workers(topic: Path, every: int) -> N
 
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
-def test_thousand_stops_lose_and_repeat_nothing(topic: Path) -> None:
+def test_a_thousand_stops_lose_and_repeat_nothing(topic: Path) -> None:
     done, seed = 0, 0
     while done < 1000:
         seed += 1

@@ -82,7 +82,7 @@ async def moved(folder: Path, seed: int, tally: Counter[str]) -> None:
 
 
 async def power_loss_of_shared_log(folder: Path, seed: int, tally: Counter[str]) -> None:
-    """As :func:`power_loss`, of a topic whose buckets share a log."""
+    """Like :func:`power_loss`, for a topic whose buckets share a log."""
     disk, workspace = folder / "disk", folder / "states"
     disk.mkdir()
     workspace.mkdir()

@@ -280,8 +280,8 @@ async def _check(processes: Processes, folder: Path, tally: Counter[str]) -> Non
             raise PromiseBroken(f"bucket {bucket}: the commit {committed} skips {skipped[:9]}")
         _check_order(bucket, ids)
     counts = Counter(stored)
-    if doubled := [name for name, count in counts.items() if count > 1]:
-        raise PromiseBroken(f"stored twice: {sorted(doubled)[:9]}")
+    if duplicated := [name for name, count in counts.items() if count > 1]:
+        raise PromiseBroken(f"stored twice: {sorted(duplicated)[:9]}")
     for producer, count in acknowledged.items():
         for number in range(begun[producer]):
             parts = [counts[f"{producer}.{number}.{part}"] for part in range(5)]

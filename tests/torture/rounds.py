@@ -208,7 +208,7 @@ class Follower:
     async def catch_up(
         self, contents: dict[int, Content], records: dict[str, Record], *, lossy: bool
     ) -> None:
-        """Return when the reader was shown everything; raise if it is not soon."""
+        """Wait until the reader was shown everything; raise if that takes too long."""
         deadline = time.monotonic() + CATCH_UP_SECONDS
         while reason := self._model.behind(contents, lossy=lossy):
             if time.monotonic() > deadline:

@@ -182,7 +182,9 @@ async def _check(folder: Path, workers: list[_Worker]) -> int:
         for bucket, numbers in found[worker.name].items():
             if numbers != sorted(set(numbers)):
                 wrong = [b for a, b in pairwise(numbers) if b <= a]
-                raise PromiseBroken(f"{worker.name}, bucket {bucket}: doubled or reordered {wrong}")
+                raise PromiseBroken(
+                    f"{worker.name}, bucket {bucket}: duplicated or reordered {wrong}"
+                )
         stored = {number for numbers in found[worker.name].values() for number in numbers}
         lost = set(range(worker.acknowledged)) - stored
         if lost:

@@ -32,7 +32,7 @@ from torture.store_owner import BUCKETS, LEASE, PRODUCERS, give_columns
 
 KINDS = ("pause", "pause", "kill", "pause and kill", "duel", "network")
 PATIENCE = 180.0
-"""The machine may stall for a minute; a process that gives up ends a wait at once."""
+"""The machine may stall for a minute; a process that gives up ends a wait immediately."""
 
 
 class _Owner:
@@ -141,11 +141,11 @@ class Contest:
         notes = [note for owner in self.owners for note in owner.notes]
         acknowledged = [name for note in notes if note["event"] == "ack" for name in note["ids"]]
         lost = [name for name in acknowledged if not counts[name]]
-        doubled = [name for name, count in counts.items() if count > 1]
-        if lost or doubled:
+        duplicated = [name for name, count in counts.items() if count > 1]
+        if lost or duplicated:
             raise PromiseBroken(
                 f"{len(acknowledged)} acknowledged, {len(lost)} lost {lost[:3]}, "
-                f"{len(doubled)} doubled {doubled[:3]}"
+                f"{len(duplicated)} duplicated {duplicated[:3]}"
             )
         lists = Counter(row["list"] for row in rows if row["list"])
         if torn := [name for name, count in lists.items() if count != 4]:
@@ -342,12 +342,12 @@ def paused_owner_flushes_after_cleaning(contest: Contest) -> str:
 
 DECIDED: dict[str, Callable[[Contest], str]] = {
     "acknowledged out of order": owner_is_killed_with_slots_under_way,
-    "claim behind all slots": owner_is_killed_with_slots_under_way,
+    "claim after all slots": owner_is_killed_with_slots_under_way,
     "fence cleaned up": paused_owner_flushes_after_cleaning,
     "no fence": paused_owner_flushes_late,
     "claims deleted": paused_owner_puts_late,
     "release unannounced": owner_is_killed_after_releases,
-    "own log at once": new_owner_is_killed_during_recovery,
+    "own log immediately": new_owner_is_killed_during_recovery,
 }
 """The round that each mutation must break."""
 

@@ -3,11 +3,11 @@
     python -m torture.store_owner PORT PREFIX NOTES NAME [SETTING…]
 
 It is stubborn: a lost lease does not stop it, so that only slots, terms and fences stand between it
-and harm. One put is enough for another slot, so that several are under way at once. It continues
-as long as it can; with ``close`` it stops after a while and closes. With ``lazy`` it flushes only
-when it has been refused. With ``clean`` it removes all old versions after every flush; otherwise it
-compacts and cleans from time to time. ``mutation=NAME`` leaves out one part of the protocol, to
-show that the checks would notice.
+and harm. One put is enough for another slot, so that several are under way at the same time. It
+continues as long as it can; with ``close`` it stops after a while and closes. With ``lazy`` it
+flushes only when it has been refused. With ``clean`` it removes all old versions after every flush;
+otherwise it compacts and cleans from time to time. ``mutation=NAME`` leaves out one part of the
+protocol, to show that the checks would notice.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def with_release_unannounced() -> None:
     ObjectLog.beat = beat  # type: ignore[method-assign]
 
 
-def with_own_log_at_once() -> None:
+def with_own_log_immediately() -> None:
     """Forget the log of the former owner before its records are in the table."""
     take_from = Ownership._take_from
 
@@ -128,8 +128,8 @@ def with_acknowledgements_out_of_order() -> None:
     Lanes.done = done_first  # type: ignore[method-assign]
 
 
-def with_claim_behind_all_slots() -> None:
-    """Claim the slot behind the last one, although one before it is free."""
+def with_claim_after_all_slots() -> None:
+    """Claim the slot after the last one, although one before it is free."""
 
     def last(used: Collection[int], first: int) -> int:
         return max(used, default=first - 1) + 1
@@ -139,18 +139,18 @@ def with_claim_behind_all_slots() -> None:
 
 MUTATIONS = {
     "acknowledged out of order": with_acknowledgements_out_of_order,
-    "claim behind all slots": with_claim_behind_all_slots,
+    "claim after all slots": with_claim_after_all_slots,
     "fence cleaned up": with_fence_cleaned_up,
     "no fence": without_fence,
     "claims deleted": with_claims_deleted,
     "release unannounced": with_release_unannounced,
-    "own log at once": with_own_log_at_once,
+    "own log immediately": with_own_log_immediately,
 }
 """By name, what leaves out one part of the protocol.
 
 The lab's "no second look" is "release unannounced" here. There a claim could fall into a slot that
 the owner had released, so the claimant looked at the table again. Here the owner announces in its
-lease what it deletes, and whoever takes over swaps the lease first: the claim goes behind it.
+lease what it deletes, and whoever takes over swaps the lease first: the claim goes after it.
 """
 
 
@@ -263,7 +263,7 @@ class Owner:
         await asyncio.gather(*producers)
         self._stopping = True
         await flushing
-        if not self._closes:  # it was refused, and tries to flush nevertheless
+        if not self._closes:  # it was refused, but tries to flush
             for bucket in self._buckets:
                 await self._flush(bucket)
             self.note(event="ended")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 from collections import Counter
 from pathlib import Path
@@ -18,11 +17,8 @@ from torture.follower_model import Content, FollowerModel
 from torture.soak import Sample, growth
 from torture.topic_model import TopicModel
 
-
-@pytest.fixture(autouse=True)
-def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Hide the warnings about torn tails and failed flushes, which these tests cause."""
-    caplog.set_level(logging.CRITICAL, "persisting")
+# The tests cause warnings about torn tails and failed flushes.
+pytestmark = pytest.mark.usefixtures("no_warnings")
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def spans(tag: dict[str, Any]) -> dict[int, tuple[int, int]]:
 
 
 class StillFailing(Exception):
-    """A call still fails although no fault is injected any more."""
+    """A call still fails although faults are no longer injected."""
 
 
 class Worker:

@@ -17,26 +17,18 @@ from support.children import python, wait_for_line
 from support.console import (
     HOSTILE,
     HOSTILE_PATH,
+    SCREENS,
     RunningConsole,
     queries_of,
     running_console,
     stop_queries_of,
-    wait_until,
 )
+from support.waiting import until_true
 
-SCREENS = [
-    "/",
-    "/topics/runs",
-    "/topics/runs/records",
-    "/topics/runs/records/0/3",
-    "/topics/runs/tail",
-    "/topics/runs/search?text=lock",
+READING_SCREENS = [
+    *SCREENS,
     "/topics/runs/trajectories?field=agent",
     "/topics/runs/trajectories/run?field=agent&value=%22agent-c%22",
-    "/topics/runs/groups",
-    "/topics/runs/versions",
-    "/topics/runs/versions/compare?first=v1",
-    "/topics/runs/maintenance",
     "/topics/nope",
     f"{HOSTILE_PATH}/records/0/0",
     "/topics/chat/trajectories/run?field=session&value=%22s%22",
@@ -88,7 +80,8 @@ def axe_source() -> str:
 
 
 def looks() -> list[Any]:
-    """Languages, widths and themes: one of the eight combinations by day, all of them at night."""
+    """Languages, widths and themes: one of the eight combinations in `make test`, all of
+    them in the nightly run."""
     chosen = "zh-CN", 360, "dark"
     return [
         pytest.param(*look, marks=[] if look == chosen else pytest.mark.nightly)
@@ -103,7 +96,7 @@ def test_every_screen_fits_and_axe_finds_nothing_serious(
     page, source = new_page(width, locale, scheme), axe_source()
     language = "zh-CN" if locale == "zh-CN" else "en"
     found, wide = {}, []
-    for path in SCREENS:
+    for path in READING_SCREENS:
         page.goto(console.url + path)
         assert page.evaluate("document.documentElement.lang") == language
         if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
@@ -128,7 +121,9 @@ def test_screens_that_change_topics_fit_and_axe_finds_nothing_serious(
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
 
 
-def test_hostile_records_run_nothing(console: RunningConsole, new_page: Callable[..., Any]) -> None:
+def test_hostile_records_run_no_script(
+    console: RunningConsole, new_page: Callable[..., Any]
+) -> None:
     page = new_page()
     base = HOSTILE_PATH
     for part in (
@@ -148,7 +143,7 @@ def test_hostile_records_run_nothing(console: RunningConsole, new_page: Callable
     assert HOSTILE in page.locator("article.record").inner_text()
 
 
-def test_keys_move_through_rows_and_open_them(
+def test_keyboard_moves_through_rows_and_opens_them(
     console: RunningConsole, new_page: Callable[..., Any]
 ) -> None:
     page = new_page()
@@ -210,7 +205,7 @@ def test_cancelled_search_is_stopped_on_the_server(
         page.press("[name=text]", "Enter")
         page.click("main button:text('Cancel')")
         page.wait_for_selector("text=Cancelled.")
-        wait_until(lambda: set(stopped) - set(queries_of(console.process.pid)))
+        until_true(lambda: set(stopped) - set(queries_of(console.process.pid)))
         for left in queries_of(console.process.pid):
             os.kill(left, signal.SIGCONT)
         page.press("[name=text]", "Enter")
@@ -227,7 +222,7 @@ def test_live_tail_follows_puts_filters_and_survives_the_kill_of_the_owner(
             page = new_page()
             page.goto(f"{console.url}/topics/live/tail?rate=500")
             page.wait_for_selector("#tail li")
-            wait_until(lambda: page.locator("#tail li").count() > 20)
+            until_true(lambda: page.locator("#tail li").count() > 20)
             assert page.locator("#tail img").count() == 0
             page.click("#pause")
             assert "Paused" in page.inner_text("#tail-state")
@@ -236,18 +231,18 @@ def test_live_tail_follows_puts_filters_and_survives_the_kill_of_the_owner(
             page.wait_for_timeout(500)
             assert (rows.first.inner_text(), rows.count()) == (newest, shown)
             page.click("#pause")
-            wait_until(lambda: rows.first.inner_text() != newest)
+            until_true(lambda: rows.first.inner_text() != newest)
             other = new_page()
             other.goto(f"{console.url}/topics/live/tail?rate=1")
-            wait_until(lambda: "left out by the rate limit" in other.inner_text("#tail-state"))
+            until_true(lambda: "left out by the rate limit" in other.inner_text("#tail-state"))
             other.goto(f"{console.url}/topics/live/tail?filter=nothing-has-this")
-            wait_until(lambda: "without the text" in other.inner_text("#tail-state"))
+            until_true(lambda: "without the text" in other.inner_text("#tail-state"))
             assert other.locator("#tail li").count() == 0
             first.kill()
             first.wait()
             with python(WRITER, storage, 1_000_000) as second:
                 wait_for_line(second)
-                wait_until(lambda: re.search(r"live-1\d{6}", rows.first.inner_text()))
+                until_true(lambda: re.search(r"live-1\d{6}", rows.first.inner_text()))
             offsets = page.locator("#tail li a").all_inner_texts()
             assert len(offsets) == len(set(offsets))
 
@@ -306,11 +301,11 @@ def test_live_tail_that_was_refused_tries_again(
             others.append(other)
         page = new_page()
         page.goto(f"{console.url}/topics/runs/tail")
-        wait_until(lambda: "trying again" in page.inner_text("#tail-state"))
+        until_true(lambda: "trying again" in page.inner_text("#tail-state"))
     finally:
         for other in others:
             other.close()
-    wait_until(lambda: page.inner_text("#tail-state") == "Following")
+    until_true(lambda: page.inner_text("#tail-state") == "Following")
 
 
 def test_search_that_takes_too_long_is_stopped(template: Path) -> None:

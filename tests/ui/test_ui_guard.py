@@ -8,13 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from support.console import RunningConsole, files_of, running_console
+from support.waiting import until_true
 
 from persisting.cli.app import run
 from persisting.cli.commands.ui import _print_address
@@ -183,9 +183,7 @@ def test_topic_that_is_a_link_out_of_the_folder_is_not_shown(
         view.folder("outside")
 
 
-def test_topic_that_cannot_be_looked_at_does_not_hide_the_others(
-    template: Path, tmp_path: Path
-) -> None:
+def test_topic_that_cannot_be_read_does_not_hide_the_others(template: Path, tmp_path: Path) -> None:
     for name in ("broken", "chat", "runs"):
         shutil.copytree(template / ("runs" if name == "broken" else name), tmp_path / name)
     shutil.rmtree(tmp_path / "broken" / "bucket_0")
@@ -287,7 +285,7 @@ def odd_requests() -> Iterator[str]:
         yield f"/topics/runs/records/0/{value}"
 
 
-def test_odd_address_is_no_error_of_the_console(unchanged: RunningConsole) -> None:
+def test_odd_address_does_not_cause_a_server_error(unchanged: RunningConsole) -> None:
     failed = [path for path in odd_requests() if unchanged.ask("GET", path).status >= 500]
     assert failed == []
 
@@ -328,7 +326,7 @@ def test_another_address_needs_the_token(template: Path) -> None:
         assert "not encrypted" in errors
 
 
-def test_live_tails_are_bounded_and_given_back_when_the_browser_leaves(
+def test_number_of_live_tails_is_bounded_and_leaving_the_page_frees_one(
     console: RunningConsole,
 ) -> None:
     opened = []
@@ -342,10 +340,7 @@ def test_live_tails_are_bounded_and_given_back_when_the_browser_leaves(
     finally:
         for connection in opened:
             connection.close()
-    deadline = time.monotonic() + 60
-    while tail_of(console).getresponse().status != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until_true(lambda: tail_of(console).getresponse().status == 200, tries=600, interval=0.2)
 
 
 def tail_of(console: RunningConsole) -> http.client.HTTPConnection:

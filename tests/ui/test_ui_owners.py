@@ -8,7 +8,6 @@ import json
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,8 @@ from pathlib import Path
 import pytest
 from support.children import python, wait_for_line
 from support.cli_runner import COMMAND, environment, line_of
-from support.console import RunningConsole, running_console, wait_until
+from support.console import RunningConsole, page_when, positions, running_console
+from support.waiting import until_true
 
 from persisting.queue import write_queue
 from persisting.ui.owners import Owners
@@ -89,22 +89,16 @@ asyncio.run(main())
 """
 
 
-def positions(page: str) -> list[str]:
-    return re.findall(r'<tr data-row><th scope="row"><a [^>]*>(\d+:\d+)</a>', page)
-
-
 def until(console: RunningConsole, path: str, expected: str | int) -> str:
-    """Return a page once it contains a text, or so many records.
+    """Return a page once it contains a text, or this many records.
 
-    An owner that takes long to answer is left out of pages for a while.
+    An owner that is slow to answer is left out of pages for a while.
     """
-    deadline = time.monotonic() + 240
-    while True:
-        page = console.ask("GET", path).text
-        if expected in page if isinstance(expected, str) else len(positions(page)) == expected:
-            return page
-        assert time.monotonic() < deadline, page
-        time.sleep(0.2)
+
+    def is_ready(page: str) -> bool:
+        return expected in page if isinstance(expected, str) else len(positions(page)) == expected
+
+    return page_when(console, path, is_ready)
 
 
 def downloaded(console: RunningConsole) -> list[str]:
@@ -120,13 +114,10 @@ def test_records_that_only_their_owner_holds_are_shown(tmp_path: Path) -> None:
             assert page.count("not flushed") == 6
             newest = positions(page)[-1]
             until(console, f"/topics/held/records/{newest.replace(':', '/')}", "held ")
-            wait_until(lambda: len(downloaded(console)) == 16)
+            until_true(lambda: len(downloaded(console)) == 16)
             assert console.get("/topics/held/download", format="parquet").status == 200
             for query, direction in (("?limit=3", "prev"), ("?limit=3&from=0:0,1:0", "next")):
-                found, deadline = walked(console, query, direction), time.monotonic() + 240
-                # An owner that takes long to answer is left out for a while.
-                while len(found) < 16 and time.monotonic() < deadline:
-                    found = walked(console, query, direction)
+                found = walked_to_the_end(console, query, direction)
                 assert len(found) == len(set(found)) == 16
             until(console, "/topics/held", "<dd>16</dd>")
 
@@ -177,6 +168,18 @@ def walked(console: RunningConsole, query: str, direction: str) -> list[str]:
     return found
 
 
+def walked_to_the_end(console: RunningConsole, query: str, direction: str) -> list[str]:
+    """Return the positions that :func:`walked` finds once it finds those of all 16 records."""
+    found: list[str] = []
+
+    def has_all() -> bool:
+        found[:] = walked(console, query, direction)
+        return len(found) >= 16
+
+    until_true(has_all, lambda: found, tries=600)
+    return found
+
+
 def test_live_tail_follows_a_topic_without_a_log(tmp_path: Path) -> None:
     with python(WRITER, tmp_path) as writer:
         wait_for_line(writer)
@@ -210,7 +213,7 @@ def next_records(stream: http.client.HTTPResponse) -> list[dict[str, str]]:
                 return list(records)
 
 
-async def test_flush_time_is_what_the_owner_says(
+async def test_flush_time_is_what_the_owner_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("_ANSWER_SECONDS", "_THREAD_SECONDS"):
@@ -266,7 +269,7 @@ def test_console_shows_and_changes_what_a_cluster_owns(tmp_path: Path) -> None:
             found = console.get("/topics/held/search", text="held").text
             assert found.count("<mark>held</mark>") == 8
         with running_console(storage, "--allow-changes") as alone:
-            # It is no member of the cluster, so it cannot ask the owner.
+            # It is not a member of the cluster, so it cannot ask the owner.
             assert alone.post("/topics/held/versions/tags", name="other").status == 409
 
 

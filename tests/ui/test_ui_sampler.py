@@ -9,7 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.console import awaited, running_console, samplers_of, wait_until
+from support.console import awaited, running_console, samplers_of
+from support.waiting import until_true
 
 from persisting.queue import write_queue
 from persisting.ui.sampler import Sampler
@@ -81,7 +82,7 @@ def test_round_that_began_before_a_change_does_not_hide_it(tmp_path: Path) -> No
     assert sampler.samples()["a"].rows == 3
 
 
-def test_folder_that_cannot_be_listed_leaves_what_is_known(
+def test_samples_are_kept_while_their_folder_cannot_be_listed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = tmp_path / "queues"
@@ -106,16 +107,16 @@ def test_process_that_samples_topics_is_started_again_and_ends_with_the_console(
     template: Path,
 ) -> None:
     with running_console(template) as console:
-        wait_until(lambda: samplers_of(console.process.pid))
+        until_true(lambda: samplers_of(console.process.pid))
         (first,) = samplers_of(console.process.pid)
         nice = min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
-        wait_until(lambda: os.getpriority(os.PRIO_PROCESS, first) == nice)
+        until_true(lambda: os.getpriority(os.PRIO_PROCESS, first) == nice)
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: [pid for pid in samplers_of(console.process.pid) if pid != first])
+        until_true(lambda: [pid for pid in samplers_of(console.process.pid) if pid != first])
         (second,) = samplers_of(console.process.pid)
-        wait_until(lambda: "not read yet" not in console.get("/").text)
+        until_true(lambda: "not read yet" not in console.get("/").text)
         console.process.kill()
-        wait_until(lambda: not Path(f"/proc/{second}").exists())
+        until_true(lambda: not Path(f"/proc/{second}").exists())
 
 
 def test_series_keeps_an_hour_and_one_point_before_it() -> None:

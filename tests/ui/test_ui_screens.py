@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,15 +18,19 @@ from support.console import (
     HOSTILE_GROUP,
     HOSTILE_PATH,
     HOSTILE_TOPIC,
+    SCREENS,
     Reply,
     RunningConsole,
     awaited,
     files_of,
+    positions,
     queries_of,
     running_console,
+    shown,
     stop_queries_of,
-    wait_until,
+    text_with,
 )
+from support.waiting import until_true
 
 from persisting.queue import read_queue, write_queue
 from persisting.topic.topic_files import TopicFolder
@@ -35,29 +38,15 @@ from persisting.ui.queries import QueryPool, QueryTooLarge, RecordHit, SearchQue
 from persisting.ui.query_worker import reserved_bytes
 from persisting.ui.runs import records_of_run, step_key
 
-SCREENS = [
-    "/",
-    "/topics/runs",
-    "/topics/runs/records",
+READING_SCREENS = [
+    *SCREENS,
     "/topics/runs/records?tag=v1",
-    "/topics/runs/records/0/3",
-    "/topics/runs/tail",
-    "/topics/runs/search?text=lock",
     "/topics/runs/trajectories",
     "/topics/runs/trajectories/run?field=agent&value=%22agent-a%22",
-    "/topics/runs/groups",
-    "/topics/runs/versions",
-    "/topics/runs/versions/compare?first=v1",
-    "/topics/runs/maintenance",
 ]
 
 
-def shown(text: str) -> str:
-    """Return the text of a page without markup."""
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
-
-
-@pytest.mark.parametrize("path", SCREENS)
+@pytest.mark.parametrize("path", READING_SCREENS)
 def test_screen_is_shown_in_english_and_chinese(console: RunningConsole, path: str) -> None:
     english = console.ask("GET", path, headers={"Accept-Language": "de, en;q=0.8"})
     chinese = console.ask("GET", path, headers={"Accept-Language": "zh-CN,zh;q=0.9,en;q=0.8"})
@@ -69,9 +58,9 @@ def test_screen_is_shown_in_english_and_chinese(console: RunningConsole, path: s
     assert "Keyboard" not in chinese.text
 
 
-def test_looking_changes_no_file(console: RunningConsole, template: Path) -> None:
+def test_viewing_screens_changes_no_file(console: RunningConsole, template: Path) -> None:
     before = files_of(template)
-    for path in SCREENS:
+    for path in READING_SCREENS:
         assert console.ask("GET", path).status == 200
     assert files_of(template) == before
 
@@ -87,14 +76,14 @@ def test_chosen_language_is_remembered(console: RunningConsole) -> None:
 
 
 def test_topics_show_records_buckets_and_lag(console: RunningConsole) -> None:
-    text = _until(console, "/", "trainers")
+    text = text_with(console, "/", "trainers")
     assert "140" in text
     assert "trainers 90" in text
     assert "runs" not in shown(console.get("/", filter="hostile").text).split("Topics", 2)[2]
 
 
 def test_filter_that_matches_no_topic_says_so(console: RunningConsole) -> None:
-    _until(console, "/", "trainers")
+    text_with(console, "/", "trainers")
     reply = console.get("/", filter="<nothing>")
     assert reply.status == 200
     assert "No topic has <nothing> in its name." in shown(reply.text)
@@ -111,12 +100,12 @@ def test_topics_are_sorted_and_paged(template: Path, tmp_path: Path) -> None:
         assert "topic-119" not in first
         assert "topic-119" in console.get("/", page=2).text
         assert "topic-119" in console.get("/", order="desc").text
-        text = _until(console, "/?sort=problem&order=desc", "damaged")
+        text = text_with(console, "/?sort=problem&order=desc", "damaged")
         assert "topic.json" in text
 
 
 def test_topic_shows_buckets_fields_and_charts(console: RunningConsole) -> None:
-    _until(console, "/topics/runs", "Put rate")
+    text_with(console, "/topics/runs", "Put rate")
     page = console.get("/topics/runs").text
     text = shown(page)
     for part in ("2 by id", "embedding", "fixed_size_list", "Lag of trainers", "Size on disk"):
@@ -125,36 +114,36 @@ def test_topic_shows_buckets_fields_and_charts(console: RunningConsole) -> None:
 
 
 def test_records_are_paged_in_order_of_arrival(console: RunningConsole) -> None:
-    positions: list[str] = []
+    backward: list[str] = []
     page = console.get("/topics/runs/records", limit=50)
-    newest = _positions(page.text)
+    newest = positions(page.text)
     while True:
-        positions = _positions(page.text) + positions
+        backward = positions(page.text) + backward
         older = re.search(r'rel="prev" href="([^"]+)"', page.text)
         if older is None:
             break
         page = console.ask("GET", html.unescape(older[1]))
-    assert len(positions) == len(set(positions)) == 140
+    assert len(backward) == len(set(backward)) == 140
     page = console.get("/topics/runs/records", limit=50, **{"from": "0:0,1:0"})
-    forward = _positions(page.text)
+    forward = positions(page.text)
     while newer := re.search(r'rel="next" href="([^"]+)"', page.text):
         page = console.ask("GET", html.unescape(newer[1]))
-        forward += _positions(page.text)
-    assert forward == positions
-    assert positions[-50:] == newest
+        forward += positions(page.text)
+    assert forward == backward
+    assert backward[-50:] == newest
 
 
 def test_records_jump_to_offset_time_tag_and_version(console: RunningConsole) -> None:
     page = console.get("/topics/runs/records", bucket=1, offset=7, limit=2)
-    assert _positions(page.text) == ["1:7", "1:8"]
-    assert len(_positions(console.get("/topics/runs/records", time="1h", limit=500).text)) == 140
-    assert _positions(console.get("/topics/runs/records", time="0s").text) == []
-    assert len(_positions(console.get("/topics/runs/records", tag="v1", limit=500).text)) == 120
+    assert positions(page.text) == ["1:7", "1:8"]
+    assert len(positions(console.get("/topics/runs/records", time="1h", limit=500).text)) == 140
+    assert positions(console.get("/topics/runs/records", time="0s").text) == []
+    assert len(positions(console.get("/topics/runs/records", tag="v1", limit=500).text)) == 120
     versions = console.get("/topics/runs/versions").text
     version = re.search(r"records\?bucket=0&amp;version=(\d+)", versions)
     assert version is not None
     page = console.get("/topics/runs/records", bucket=0, version=version[1])
-    assert _positions(page.text)
+    assert positions(page.text)
     state = f"bucket 0, version {version[1]}"
     assert state in shown(page.text)
     assert state in shown(console.get("/topics/runs/records/0/0", version=version[1]).text)
@@ -163,7 +152,7 @@ def test_records_jump_to_offset_time_tag_and_version(console: RunningConsole) ->
     assert past.count("<li data-row") == versions.count("<li data-row") > 0
 
 
-def test_columns_are_chosen(console: RunningConsole) -> None:
+def test_page_and_download_have_only_the_chosen_columns(console: RunningConsole) -> None:
     page = console.get("/topics/runs/records", columns="score,task", limit=1).text
     head = shown(re.search(r"<thead>.*?</thead>", page, re.S)[0])  # type: ignore[index]
     assert head == "Position Time (UTC) score task"
@@ -193,7 +182,7 @@ def test_record_is_a_tree_with_plot_steps_and_json(console: RunningConsole) -> N
     assert "there is no offset 999999" in missing.text
 
 
-def test_download_is_what_is_shown(console: RunningConsole) -> None:
+def test_download_contains_what_is_shown(console: RunningConsole) -> None:
     lines = console.get("/topics/runs/download", bucket=0, offset=2, limit=3, format="jsonl")
     rows = [json.loads(line) for line in lines.text.splitlines()]
     assert [row["offset"] for row in rows] == [2, 3, 4]
@@ -324,7 +313,7 @@ class TestGroupsAndTags:
         path = "/topics/runs/groups/reset"
         preview = changing.get(path, group="trainers", to="earliest")
         assert "Records to read: 90 now, 140 afterwards." in shown(preview.text)
-        assert "trainers 90" in _until(changing, "/", "trainers")
+        assert "trainers 90" in text_with(changing, "/", "trainers")
         offsets = re.search(r'name="offsets" value="([^"]+)"', preview.text)
         assert offsets is not None
         assert changing.post(path, group="trainers", offsets=offsets[1]).status == 303
@@ -335,7 +324,7 @@ class TestGroupsAndTags:
         assert changing.get(path, group="trainers", to="time", where="soon").status == 400
         for where, left in (
             ({"to": "latest"}, 0),
-            ({"to": "offset", "where": "1000000"}, 0),  # behind the end
+            ({"to": "offset", "where": "1000000"}, 0),  # after the end
             ({"to": "offset", "where": "10"}, 120),
             ({"to": "time", "where": "1h"}, 140),
             ({"to": "time", "where": "0s"}, 0),
@@ -430,29 +419,29 @@ def test_restore_needs_the_typed_name_and_an_unchanged_topic(
             return await reader.count()
 
     assert awaited(count()) == 120
-    assert len(_positions(changing.get("/topics/runs/records", limit=500).text)) == 120
+    assert len(positions(changing.get("/topics/runs/records", limit=500).text)) == 120
 
 
 def test_maintenance_runs_and_shows_its_result(changing: RunningConsole, storage: Path) -> None:
     base = "/topics/runs/maintenance"
     assert changing.post(f"{base}/verify").status == 303
-    text = _until(changing, base, "no damage found")
+    text = text_with(changing, base, "no damage found")
     assert "140 records, " in text
     assert changing.post(f"{base}/compact").status == 303
-    _until(changing, base, "Fragments: ")
+    text_with(changing, base, "Fragments: ")
     assert changing.post(f"{base}/backup").status == 303
-    text = _until(changing, base, "files,")
+    text = text_with(changing, base, "files,")
     copies = list((storage.parent / "backups").iterdir())
     assert len(copies) == 1
     assert copies[0].name in text
     preview = changing.get(f"{base}/retain", rows=10)
     assert "Drop up to" in preview.text
     assert changing.post(f"{base}/retain", rows=10).status == 303
-    _until(changing, base, "records dropped")
+    text_with(changing, base, "records dropped")
     assert changing.post(f"{base}/nonsense").status == 400
 
 
-def test_verify_is_stopped(template: Path) -> None:
+def test_stopped_verify_is_reported_as_stopped(template: Path) -> None:
     with running_console(template) as console:
         base = "/topics/runs/maintenance"
         console.get("/topics/runs/search", text="lock")  # now its process runs and is idle
@@ -461,33 +450,18 @@ def test_verify_is_stopped(template: Path) -> None:
         assert "is already running" in console.post(f"{base}/verify").text
         assert console.post("/topics/chat/tasks/1/stop").status == 400
         assert console.post("/topics/runs/tasks/1/stop").status == 303
-        _until(console, base, "verify stopped")
-        wait_until(lambda: set(stopped) - set(queries_of(console.process.pid)))
+        text_with(console, base, "verify stopped")
+        until_true(lambda: set(stopped) - set(queries_of(console.process.pid)))
 
 
-def test_verify_reports_damage(changing: RunningConsole, storage: Path) -> None:
+def test_verify_in_the_console_reports_damage(changing: RunningConsole, storage: Path) -> None:
     file = next((storage / "runs" / "bucket_0" / "data.lance" / "data").iterdir())
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 0xFF
     file.write_bytes(data)
     assert changing.post("/topics/runs/maintenance/verify").status == 303
-    text = _until(changing, "/topics/runs/maintenance", "DAMAGE FOUND")
+    text = text_with(changing, "/topics/runs/maintenance", "DAMAGE FOUND")
     assert file.name in text
-
-
-def _positions(page: str) -> list[str]:
-    return re.findall(r'<tr data-row><th scope="row"><a [^>]*>(\d+:\d+)</a>', page)
-
-
-def _until(console: RunningConsole, path: str, part: str) -> str:
-    """Return the text of a page once it contains a part."""
-    deadline = time.monotonic() + 240
-    while True:
-        text = shown(console.ask("GET", path).text)
-        if part in text:
-            return text
-        assert time.monotonic() < deadline, text
-        time.sleep(0.2)
 
 
 def test_large_records_cut_the_page_and_the_download(tmp_path: Path) -> None:
@@ -502,13 +476,13 @@ def test_large_records_cut_the_page_and_the_download(tmp_path: Path) -> None:
     assert sum(size for size, _ in files_of(tmp_path).values()) < 8 << 20
     with running_console(tmp_path) as console:
         page = console.get("/topics/large/records", limit=40)
-        newest = _positions(page.text)
+        newest = positions(page.text)
         assert newest[-1] == "0:39"
         assert 10 < len(newest) < 25
         assert "the page was cut at 16" in page.text
         older = re.search(r'rel="prev" href="([^"]+)"', page.text)
         assert older is not None
-        before = _positions(console.ask("GET", html.unescape(older[1])).text)
+        before = positions(console.ask("GET", html.unescape(older[1])).text)
         assert before[-1] == f"0:{39 - len(newest)}"
         lines = console.get(
             "/topics/large/download", limit=40, format="jsonl", **{"from": "0:0"}
@@ -560,7 +534,7 @@ def test_dead_letters_are_shown_and_delivered_again(tmp_path: Path) -> None:
     awaited(fail_some(0))
     before = files_of(storage)
     with running_console(storage, "--allow-changes") as console:
-        groups = _until(console, "/topics/tasks/groups", "Dead letters 3")
+        groups = text_with(console, "/topics/tasks/groups", "Dead letters 3")
         assert "Topic of the dead letters" in groups
         assert console.get("/topics/tasks.dead/records").status == 200
         path = "/topics/tasks/groups/redrive"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.descriptors import open_descriptors
 
 from persisting.concurrency import coalesced, loop_bridge, pool, timer
 from persisting.errors import StorageError, WALError
@@ -29,10 +30,6 @@ SOON = 20
 def eventfd_or_pipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "pipe":
         monkeypatch.delattr(os, "eventfd", raising=False)
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.usefixtures("eventfd_or_pipe")
@@ -161,11 +158,11 @@ def test_a_closed_loop_takes_no_calls_and_keeps_no_files() -> None:
 
     one().post(pytest.fail, "called in a closed loop")
     gc.collect()
-    before = descriptors()
+    before = open_descriptors()
     for _ in range(20):
         one()
     gc.collect()
-    assert descriptors() <= before
+    assert open_descriptors() <= before
 
 
 def test_mailbox_works_for_a_loop_without_add_reader() -> None:
@@ -259,7 +256,7 @@ def test_calls_after_an_interrupted_one_are_delivered_next() -> None:
     loop.close()
 
 
-async def test_signal_that_was_taken_already_is_no_error() -> None:
+async def test_signal_that_was_handled_already_is_not_an_error() -> None:
     box, made = loop_bridge.mailbox(), []
     box.post(made.append, 1)
     box._event.wait()
@@ -483,7 +480,7 @@ def test_synchronous_queue_refuses_use_in_a_fork(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("eventfd_or_pipe")
-async def test_call_after_a_turn_runs_once_behind_all_that_can_run() -> None:
+async def test_call_after_a_turn_runs_once_after_all_ready_tasks() -> None:
     box, ran = loop_bridge.mailbox(), []
 
     def after() -> None:

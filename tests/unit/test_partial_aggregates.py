@@ -51,7 +51,7 @@ def test_rows_of_several_batches_become_one_result_per_group() -> None:
     ]
 
 
-def test_rows_pass_one_by_one_after_groups_that_hardly_join_any(
+def test_rows_are_passed_on_singly_once_grouping_joins_hardly_any(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(partial_aggregates, "_ROWS_TOGETHER", 4)
@@ -84,7 +84,7 @@ def test_no_rows_are_one_result_without_groups_and_none_with_groups() -> None:
     assert results(BY_KEY, []) == []
 
 
-def test_fields_may_have_the_names_of_results() -> None:
+def test_fields_may_be_named_like_results() -> None:
     schema = pa.schema([("value 0_sum", pa.int64()), ("count_all", pa.int64())])
     table = pa.table([[1, 1, 2], [5, 6, 7]], schema=schema)
     how = PartialAggregates(
@@ -96,7 +96,9 @@ def test_fields_may_have_the_names_of_results() -> None:
     assert sorted(tuple(row.values()) for row in found) == [(1, 11, 2), (2, 7, 1)]
 
 
-def test_large_rows_are_not_held_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_rows_are_not_all_held_in_memory_for_grouping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(partial_aggregates, "_BYTES_TOGETHER", 1000)
     totals = PartialAggregates((), (("max", "key"),), pa.schema([("max", pa.string())]))
     read = batches(["x" * 600] * 6, range(6), [None] * 6, size=1)

@@ -50,7 +50,7 @@ def test_every_text_has_a_chinese_translation_with_the_same_placeholders() -> No
         ("zh;q=nonsense", "en"),
     ],
 )
-def test_language_follows_the_header(header: str, language: str) -> None:
+def test_language_of_a_page_follows_the_accept_language_header(header: str, language: str) -> None:
     assert language_of(header) == language
     assert language_of(header, "zh") == "zh"
     assert language_of(header, "xx") == language

@@ -224,7 +224,7 @@ def test_a_bucket_remembers_the_delayed_puts_that_have_no_answer() -> None:
     assert again.has(("writer", 7))
 
 
-def test_the_delayed_puts_of_dead_writers_are_forgotten_at_last() -> None:
+def test_the_delayed_puts_of_dead_writers_are_eventually_forgotten() -> None:
     producers = ProducerSequences()
     writers = [DelayedPutNames() for _ in range(5000)]
     for writer in writers:

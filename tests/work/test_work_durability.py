@@ -46,7 +46,9 @@ async def letters_of(place: WorkPlace) -> list[dict]:
 
 
 class TestDeadLettersThatCannotBeWritten:
-    async def test_a_rejected_record_stays_and_its_member_is_told(self, place: WorkPlace) -> None:
+    async def test_reject_raises_and_the_record_stays_if_its_dead_letter_cannot_be_stored(
+        self, place: WorkPlace
+    ) -> None:
         await place.writer(2, num_buckets=1)
         member = await place.member()
         first, second = await member.fetch(2)
@@ -98,7 +100,7 @@ class TestDeadLettersThatCannotBeWritten:
         retained = await writer.retain(rows=0)
         assert (retained["dropped"], retained["held_by"]) == (0, {0: "work group 'solvers'"})
 
-    async def test_members_of_all_batches_are_told(
+    async def test_reject_raises_in_all_batches_whose_dead_letters_cannot_be_stored(
         self, place: WorkPlace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("persisting.work.dead_letters.BATCH", 2)
@@ -342,7 +344,9 @@ class TestRetention:
         assert (await writer.retain(rows=0))["start_offsets"] == {0: 6}
         assert (await writer.stats())["buckets"][0]["retention_held_by"] is None
 
-    async def test_a_group_that_never_got_a_record_holds_everything(self, place: WorkPlace) -> None:
+    async def test_a_group_that_never_received_a_record_keeps_all_records_from_retention(
+        self, place: WorkPlace
+    ) -> None:
         writer = await self.fragments(place, 3)
         await place.member()
         assert (await writer.retain(rows=0))["dropped"] == 0
@@ -425,7 +429,7 @@ class TestRestores:
         assert (await member.stats())["unacknowledged"] == 0
         assert await member.fetch(10) == []
 
-    async def test_a_restore_while_nobody_keeps_the_group_is_noticed_later(
+    async def test_a_restore_while_the_group_has_no_keeper_is_noticed_later(
         self, place: WorkPlace
     ) -> None:
         writer = await place.writer(2, num_buckets=1)

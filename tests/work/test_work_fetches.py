@@ -1,4 +1,4 @@
-"""Many tasks of one reader share claims, and records are read ahead: nobody gets a wrong record."""
+"""Many tasks of one reader share claims, and records are read ahead: none gets a wrong record."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def read(cache: BucketCache, bucket: Bucket, *args: int, **more: int) -> l
     return [row["n"] for _, row in rows]
 
 
-async def test_records_that_a_client_is_behind_with_are_read_nevertheless() -> None:
+async def test_records_that_a_client_does_not_see_yet_are_read() -> None:
     bucket = Bucket(4)
     bucket.behind = 6
     rows = await read_rows(bucket, 2, 6, 0)  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ class TestReadAhead:
         assert found == [[f"0/{n}"] for n in range(64)]
         assert bucket.reads == [(0, FIRST_ROWS), (FIRST_ROWS, SMALL_ROWS)]
 
-    async def test_pages_grow_also_if_every_claim_gets_a_whole_page(self) -> None:
+    async def test_pages_grow_even_if_every_claim_gets_a_whole_page(self) -> None:
         cache, bucket = BucketCache(), Bucket(10_000)
         for offset in range(0, 6400, 64):
             await read(cache, bucket, offset, 64)
@@ -185,7 +185,9 @@ class TestBatchedFetches:
         assert len(set(records)) == len(records) == 120
         assert len(claims) <= 2
 
-    async def test_tasks_get_what_there_is_and_the_others_nothing(self, jobs: WorkReader) -> None:
+    async def test_tasks_that_fetch_when_no_record_is_left_get_nothing(
+        self, jobs: WorkReader
+    ) -> None:
         fetched = await asyncio.gather(*(jobs.fetch(100) for _ in range(5)))
         assert sorted(map(len, fetched)) == [0, 0, 100, 100, 100]
 

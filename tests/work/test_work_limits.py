@@ -30,7 +30,7 @@ def test_a_claim_ends_while_more_records_than_fit_wait_for_their_dead_letters(
     if field:
         state.read_ahead(0, 0, 0, [0] * 12, list(range(12)), [0] * 12)
     assert len(state.claim(0, 11, LEASE, "m", SPANS)) == 11
-    (delivered,) = state.claim(LEASE, 12, LEASE, "m", SPANS)  # behind those that cannot be
+    (delivered,) = state.claim(LEASE, 12, LEASE, "m", SPANS)  # after those that cannot be
     assert (delivered.offset, sorted(state.dying)) == (11, [(0, 0), (0, 1)])
     now, dead = LEASE, 0
     while batch := state.next_batch(2):

@@ -137,7 +137,7 @@ class TestClaims:
         names = ("delivered", "acknowledged", "released", "dead", "in_flight", "unacknowledged")
         assert [stats[name] for name in names] == [3, 1, 1, 1, 0, 1]
 
-    async def test_a_claim_of_a_process_that_has_gone_takes_no_record(
+    async def test_a_claim_of_a_process_that_has_exited_takes_no_record(
         self, place: WorkPlace
     ) -> None:
         writer = await place.writer(num_buckets=1)

@@ -205,7 +205,7 @@ asyncio.run(main())
 """
 
 
-async def test_members_wait_for_a_keeper_that_takes_long_to_start(
+async def test_members_wait_for_a_keeper_that_is_slow_to_start(
     place: WorkPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await place.writer(2)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio
 SECOND = 1_000_000
 
 
-async def test_the_synchronous_form_does_the_same(place: WorkPlace) -> None:
+async def test_synchronous_work_reader_fetches_and_acknowledges(place: WorkPlace) -> None:
     await place.writer(6, num_buckets=1)
     member = await place.member()
 
@@ -79,7 +79,9 @@ async def test_acknowledging_many_says_how_many_leases_are_lost(place: WorkPlace
     assert (stats["acknowledged"], stats["in_flight"]) == (3, 1)
 
 
-async def test_the_oldest_record_counts_from_when_it_could_be_delivered(place: WorkPlace) -> None:
+async def test_the_age_of_the_oldest_record_counts_from_when_it_could_be_delivered(
+    place: WorkPlace,
+) -> None:
     writer = await place.writer(1, num_buckets=1)
     put = time.time()
     await writer.put({"id": 1}, delay=600.0)
@@ -96,7 +98,7 @@ async def test_the_oldest_record_counts_from_when_it_could_be_delivered(place: W
     assert not await oldest_is_known()  # the delay has not ended
 
 
-async def test_delays_and_redrives_decide_since_when_a_record_is_available() -> None:
+async def test_delays_and_redrives_decide_when_a_record_becomes_available() -> None:
     state, span = GroupState(), (0, 3)
     state.bucket(0).delays = [(1, 2, 50)]
     assert state.oldest(0, 10, span) == (0, None)
@@ -137,7 +139,7 @@ async def test_metrics_of_a_group_are_exported_while_a_reader_has_them_enabled(
     assert values() == [None, None, None]
 
 
-async def test_a_blocked_key_does_not_hold_back_keys_that_are_far_behind_it(
+async def test_a_blocked_key_does_not_hold_back_keys_that_come_long_after_it(
     place: WorkPlace,
 ) -> None:
     writer = await place.writer(num_buckets=1)
@@ -252,7 +254,7 @@ async def test_a_topic_without_a_log_delivers_what_is_flushed(
 
 
 @pytest.mark.filterwarnings("ignore:topic .* had the options")
-async def test_a_group_notices_that_its_topic_has_no_log_any_more(place: WorkPlace) -> None:
+async def test_a_group_notices_that_its_topic_no_longer_has_a_log(place: WorkPlace) -> None:
     writer = await place.writer(1, num_buckets=1)
     member = await place.member()
     await member.ack(await member.fetch(1))

@@ -102,7 +102,7 @@ async def test_records_of_cancelled_handlers_come_again_whatever_the_handlers_ra
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    (again,) = await member.fetch(1)  # at once: it has not failed
+    (again,) = await member.fetch(1)  # immediately: it has not failed
     assert again.attempt == 2
 
 

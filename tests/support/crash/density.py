@@ -1,12 +1,12 @@
-"""How many of the possible faults a test tries by day; the nightly run tries all of them."""
+"""How many of the possible faults `make test` tries; the nightly run tries all of them."""
 
 from __future__ import annotations
 
 import pytest
 
 
-def every_nth_by_day(count: int) -> pytest.MarkDecorator:
-    """Run the test with ``every`` set to ``count`` by day, and to 1 in the nightly run."""
+def every_nth_unless_nightly(count: int) -> pytest.MarkDecorator:
+    """Run the test with ``every`` set to ``count`` in `make test`, and to 1 in the nightly run."""
     nightly = [pytest.mark.nightly, pytest.mark.timeout(1800)]
     return pytest.mark.parametrize(
         "every",

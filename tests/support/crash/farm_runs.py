@@ -17,7 +17,7 @@ PROGRAM = TESTS / "support" / "crash" / "work_farm.py"
 
 
 def check_events(path: Path, records: int) -> Counter[int]:
-    """Check the events of a farm; return how often each record was acknowledged."""
+    """Check the events of a farm; return how many times each record was acknowledged."""
     acknowledged: dict[int, int] = {}
     delivered: dict[int, list[int]] = {}
     times: Counter[int] = Counter()

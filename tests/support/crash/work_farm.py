@@ -66,7 +66,7 @@ async def put(count: int) -> None:
 
 
 async def work(folder: Path, task: str, seed: int) -> None:
-    """Handle records until nobody is killed any more and all are finished."""
+    """Handle records until the kills are over and all records are finished."""
     rng = random.Random(seed)
     events = Events(folder)
     reader = await read_queue(
@@ -104,7 +104,7 @@ async def work(folder: Path, task: str, seed: int) -> None:
 
 
 def wait_for_progress(folder: Path, finished: int) -> None:
-    """Return when so many records are finished: kills are spread over all of the work."""
+    """Wait until this many records are finished: kills are spread over all of the work."""
     events, count = folder / "events", -1
     deadline = time.monotonic() + STUCK_SECONDS
     while time.monotonic() < deadline:

@@ -45,6 +45,15 @@ COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "clock": (pa.time64("us"), [dt.time(0, 0), dt.time(1, 2, 3, 4), dt.time(23, 59, 59, 999999)]),
     "uid": (pa.uuid(), [uuid.UUID(int=5).bytes, uuid.UUID(int=2**127 + 1).bytes]),
     "money": (pa.decimal128(10, 2), [Decimal("0.00"), Decimal("-1.50"), Decimal("99.99")]),
+    "price": (
+        pa.decimal128(38, 18),
+        [
+            Decimal("0E-18"),
+            Decimal("-1.500000000000000000"),
+            Decimal("0.000000000000000001"),
+            Decimal("99999999999999999999.999999999999999999"),
+        ],
+    ),
     "st": (
         pa.struct([("a", pa.int64()), ("b", pa.string()), ("c", pa.struct([("d", pa.float64())]))]),
         [
@@ -84,6 +93,7 @@ _LITERALS: dict[str, list[str]] = {
     "clock": ["TIME'01:02:03.000004'", "TIME'00:00:00'"],
     "uid": ["'00000000-0000-0000-0000-000000000005'", "'nope'", "'0'"],
     "money": ["0.00BD", "-1.50BD", "99.99BD", "1.555BD", "1"],
+    "price": ["0BD", "-1.5BD", "1E-18BD", "99999999999999999999.999999999999999999BD", "0.5D", "1"],
     "st.a": ["1L", "5L", "2.5D"],
     "st.b": ["'x'", "'y'"],
     "st.c.d": ["0.5D", "DOUBLE('NaN')"],
@@ -138,7 +148,7 @@ class Queries:
 
     def _grouped(self, number: int) -> str:
         """Groups, or the whole view as one group; without a condition the storage aggregates."""
-        keys = ["flag", "text", "i8", "day", "u8", "i64", "uid", "f64", "money"]
+        keys = ["flag", "text", "i8", "day", "u8", "i64", "uid", "f64", "money", "price"]
         by = [f"s.`{key}`" for key in self._chance.sample(keys, self._chance.choice([0, 1, 1, 2]))]
         values = [self._aggregate() for _ in range(self._chance.randint(1, 4))]
         listed = ", ".join(f"{value} AS c{n}" for n, value in enumerate([*by, *values]))
@@ -207,7 +217,7 @@ def _row(alias: str, paths: list[str]) -> str:
 
 
 def answers(spark: SparkSession, queries: list[str], view: str) -> Counter[tuple[int, Any]]:
-    """Run queries as one union; return how often each row of each query occurs."""
+    """Run queries as one union; return how many times each row of each query occurs."""
     union = " UNION ALL ".join(f"({query.format(t=view)})" for query in queries)
     return Counter((row["q"], row["row"]) for row in spark.sql(union).collect())
 

@@ -217,7 +217,7 @@ def struct(schema: pa.Schema) -> StructType:
 
 
 def partitions(rows: pa.Table, schema: StructType, parts: int) -> Iterator[list[pa.RecordBatch]]:
-    """Yield the rows in order, in so many parts, serialized and parsed as Spark does."""
+    """Yield the rows in order, in this many parts, serialized and parsed as Spark does."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     spark_rows = rows.cast(to_arrow_schema(schema, timezone="UTC"))

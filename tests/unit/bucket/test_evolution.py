@@ -132,7 +132,7 @@ async def test_a_compatible_value_widens_the_field(
 
 @ways
 @pytest.mark.parametrize(("old", "new", "words"), CONTRADICTING, ids=lambda v: repr(v)[:30])
-async def test_a_contradicting_value_raises_at_put_and_loses_nothing(
+async def test_a_conflicting_value_raises_at_put_and_loses_nothing(
     persisting: Bucket, options: dict[str, Any], old: Any, new: Any, words: str, flushed: bool
 ) -> None:
     backend = persisting.open(**options)
@@ -259,7 +259,7 @@ async def test_a_dict_value_beyond_an_arrow_int32_widens_it(
     await check_everywhere(persisting, backend, [{"x": 1}, {"x": 2}, {"x": 2**40}])
 
 
-async def test_values_behind_an_arrow_null_do_not_prevent_widening(
+async def test_values_hidden_under_an_arrow_null_do_not_prevent_widening(
     persisting: Bucket, options: dict[str, Any]
 ) -> None:
     backend = persisting.open(**options)

@@ -192,7 +192,7 @@ async def test_log_beyond_its_maximum_size_is_flushed(persisting: Bucket) -> Non
     assert [r["i"] for r in await backend.get()] == list(range(200))
 
 
-async def test_a_tiny_log_still_works(persisting: Bucket) -> None:
+async def test_log_smaller_than_one_record_loses_no_put(persisting: Bucket) -> None:
     backend = persisting.open(enable_wal=True, max_wal_size=1, flush_interval=None)
     await asyncio.gather(*(backend.put({"i": i}) for i in range(20)))
     await backend.put_batch([{"i": 20 + i} for i in range(20)])

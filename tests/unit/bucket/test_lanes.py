@@ -18,7 +18,7 @@ def lane(puts: int) -> Lane:
 
 
 def lanes_after(*groups: int) -> Lanes:
-    """Return lanes that have stored groups of so many puts, one after the other."""
+    """Return lanes that have stored groups with these numbers of puts, one after the other."""
     found = Lanes()
     for puts in groups:
         one = lane(puts)
@@ -44,7 +44,7 @@ def test_many_producers_form_three_groups_that_take_turns(puts: int) -> None:
     assert not found.is_ripe(third, 0, 0.0)
 
 
-def test_no_small_rest_is_left_behind_a_group() -> None:
+def test_no_group_leaves_only_a_few_puts() -> None:
     found = lanes_after(512)
     for puts in range(1, 1000):
         left = puts - found.count_of(puts)

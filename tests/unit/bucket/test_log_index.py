@@ -47,7 +47,7 @@ class BuiltLog:
         )[-1]
 
     def put(self, kind: str, *parts: tuple[int, int]) -> None:
-        """Log a frame with so many rows for each of these buckets."""
+        """Log a frame with rows for these buckets: ``parts`` are buckets and row counts."""
         records, sections = [], []
         for bucket, count in parts:
             taken = sum(section.rows for section in sections if section.bucket == bucket)

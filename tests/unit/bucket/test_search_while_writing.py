@@ -15,7 +15,8 @@ from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Bucket, Kind
 SIZE = 8
 PUT = 40
 OPTIONS: dict[str, Any] = {"flush_interval": None, "flush_threshold": 150, "keep_versions": 0.05}
-"""Flushes are automatic and old versions are removed at once: a slow search loses its version."""
+"""Flushes are automatic and old versions are removed immediately, so a slow search loses its
+version."""
 
 
 def record(n: int) -> dict[str, Any]:
@@ -145,20 +146,22 @@ async def search_while_everything_happens(bucket: Bucket, count: int) -> None:
 
 
 @KINDS
-async def test_search_beside_puts_flushes_compaction_and_indexing(kind: Kind, folder: Path) -> None:
+async def test_search_is_correct_beside_puts_flushes_compaction_and_indexing(
+    kind: Kind, folder: Path
+) -> None:
     await search_while_everything_happens(Bucket(kind, folder), 600)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @KINDS
-async def test_search_beside_puts_flushes_compaction_and_indexing_at_length(
+async def test_long_search_is_correct_beside_puts_flushes_compaction_and_indexing(
     kind: Kind, folder: Path
 ) -> None:
     await search_while_everything_happens(Bucket(kind, folder), 40_000)
 
 
-async def test_search_beside_indexes_that_come_and_go(persisting: Bucket) -> None:
+async def test_search_is_correct_while_indexes_are_created_and_dropped(persisting: Bucket) -> None:
     backend, traffic = await filled(persisting, 1100)
     luck = random.Random(5)
 
@@ -195,7 +198,7 @@ async def test_search_beside_retention_finds_what_is_kept(persisting: Bucket) ->
     assert [row["n"] for row in found] == list(range(stats["start_offset"], 2400))
 
 
-async def test_search_beside_tags_versions_and_evolution(persisting: Bucket) -> None:
+async def test_search_is_correct_beside_tags_versions_and_evolution(persisting: Bucket) -> None:
     backend, traffic = await filled(persisting, 1100)
     await backend.create_index("v")
     names = iter(f"tag{i}" for i in range(10_000))

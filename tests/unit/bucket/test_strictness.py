@@ -82,7 +82,7 @@ async def test_fields_may_come_in_any_order_and_keep_that_of_the_first_record(
     ]
 
 
-async def test_none_fits_every_field(lance: Bucket) -> None:
+async def test_none_is_accepted_by_every_field(lance: Bucket) -> None:
     backend = lance.open()
     await backend.put(FIRST)
     await backend.put(dict.fromkeys(FIRST))

@@ -143,7 +143,7 @@ async def test_topic_finds_records_of_all_buckets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_better_matches_come_first(
+async def test_better_text_matches_come_first(
     persisting: Bucket, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if place == "selected rows":
@@ -190,7 +190,7 @@ async def test_language_must_be_known_and_belongs_to_text(persisting: Bucket) ->
         await backend.create_index("id", language="english")
 
 
-async def test_match_needs_a_text(persisting: Bucket) -> None:
+async def test_match_option_needs_a_searched_text(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     await backend.put({"id": 1, "v": [1.0, 2.0]})
     with pytest.raises(InvalidArgument, match="match and fuzziness are for a text search"):

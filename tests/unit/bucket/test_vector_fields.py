@@ -72,7 +72,9 @@ async def test_field_with_many_vectors_refuses_other_values(
     ],
     ids=["list", "vector", "narrow vector", "both lengths"],
 )
-async def test_put_arrow_follows_the_same_rule(persisting: Bucket, column: pa.Array) -> None:
+async def test_vectors_of_another_length_are_refused_by_put_arrow(
+    persisting: Bucket, column: pa.Array
+) -> None:
     backend = persisting.open(**QUIET)
     await backend.put_batch(rows(ENOUGH))
     table = pa.table({"id": [1] * len(column), "v": column})

@@ -101,6 +101,6 @@ def test_int_that_a_float_cannot_hold_is_refused_in_a_vector() -> None:
 
 
 @pytest.mark.parametrize("value", [[True, 0.5], ["a", 0.5], "ab", 3])
-def test_values_that_are_no_vectors_are_refused(value: Any) -> None:
+def test_values_that_are_not_vectors_are_refused(value: Any) -> None:
     with pytest.raises(SchemaError, match="'v"):
         stored([{"v": [0.5, 1.5]}, {"v": value}])

@@ -76,7 +76,7 @@ def test_plain_values_are_sent_as_columns(value: Any) -> None:
     ],
     ids=repr,
 )
-def test_other_records_are_not_sent_as_columns(records: list[Any]) -> None:
+def test_records_that_are_not_plain_are_not_sent_as_columns(records: list[Any]) -> None:
     assert columns_of([records]) is None
 
 
@@ -126,7 +126,7 @@ def test_columns_of_many_parts_are_packed_as_one_piece() -> None:
 
 
 @pytest.mark.parametrize("counts", [[50], [50, 51], [-1, 101], ["50", "50"], [50.0, 50.0], []])
-def test_counts_that_are_not_those_of_the_records_are_refused(counts: list[Any]) -> None:
+def test_counts_that_do_not_match_the_records_are_refused(counts: list[Any]) -> None:
     columns = columns_of([[{"id": n} for n in range(100)]])
     assert columns is not None
     with pytest.raises(StorageError, match="100 records from another process"):

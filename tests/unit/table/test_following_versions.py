@@ -1,4 +1,4 @@
-"""Readers follow the newest version of a table, also if another one has had its number."""
+"""Readers follow the newest version of a table, even if another one has had its number."""
 
 from __future__ import annotations
 

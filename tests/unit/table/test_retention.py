@@ -68,7 +68,7 @@ def test_a_fragment_beyond_any_limit_is_dropped() -> None:
     assert droppable(view, Limits(rows=1000, nbytes=500)) == 1
 
 
-def test_nothing_is_dropped_without_a_limit() -> None:
+def test_retention_without_a_limit_drops_nothing() -> None:
     assert not Limits().any
     assert droppable(view_of(10, 20, 30), Limits()) == 0
 

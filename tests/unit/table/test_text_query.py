@@ -96,7 +96,7 @@ def test_fuzziness_tolerates_more_errors_in_longer_words() -> None:
 
 
 @pytest.mark.parametrize("text", [None, 3, "", "  ", b"word"])
-def test_text_must_be_words(text: object) -> None:
+def test_searched_text_must_be_words(text: object) -> None:
     with pytest.raises(InvalidArgument, match="text must be words"):
         parse(text)
 

@@ -221,7 +221,7 @@ def test_release_removes_segments_whose_records_are_all_in_the_table(tmp_path: P
     assert first != third
 
 
-def test_frames_made_durable_only_by_the_table_are_no_evidence_of_damage(tmp_path: Path) -> None:
+def test_frames_made_durable_only_by_the_table_are_not_evidence_of_damage(tmp_path: Path) -> None:
     """A flush took a and b; c was appended before its seal and d after it; nothing was synced."""
     log = new_log(tmp_path, kind=UnsyncedLog)
     last = write(log, b"a" * 5000, b"b" * 5000, sync=False)[-1]

@@ -239,8 +239,8 @@ def test_two_trimmed_tails_leave_two_copies(tmp_path: Path) -> None:
     assert sorted(trimmed(tmp_path / "wal")) == [b"x" * 9, b"y" * 9]
 
 
-def test_frame_bytes_inside_a_torn_record_are_no_evidence_of_damage(tmp_path: Path) -> None:
-    """A record may contain the bytes of a log; they are no evidence."""
+def test_frame_bytes_inside_a_torn_record_are_not_evidence_of_damage(tmp_path: Path) -> None:
+    """A record may contain the bytes of a log; they are not evidence."""
     other = tmp_path / "other"
     (source,) = make_log(other, [A, B, C, D])
     folder = tmp_path / "wal"
