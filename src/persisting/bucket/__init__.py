@@ -13,10 +13,11 @@ for later delivery · ``snapshot``, ``snapshot_search`` a consistent view, and s
 
 Puts and the log: ``put_cost`` how much work a put is · ``puts`` accepts puts · ``pending_puts``,
 ``group_commit`` puts on their way to the log · ``owner_log`` one log for a topic's buckets in this
-process · ``log_records`` the payloads of frames · ``log_note`` which log a bucket needs ·
-``log_positions`` how far a log is acknowledged · ``log_recovery``, ``log_index`` reading what a
-dead owner left · ``log_inspection`` reports and repair of these logs · ``log_follower``,
-``log_view`` reading a log without its lock · ``path_watch`` waiting for files to change.
+process · ``log_frames``, ``log_records`` frames and their payloads · ``log_note`` which log a
+bucket needs · ``log_positions`` how far a log is acknowledged · ``log_recovery``, ``log_index``
+reading what a dead owner left · ``log_inspection`` reports and repair of these logs ·
+``log_follower``, ``log_view`` reading a log without its lock · ``path_watch`` waiting for files to
+change.
 
 The table: ``flusher`` when to flush · ``flush_job`` one flush · ``flush_batches`` chunks as batches
 of one schema · ``table_writer`` changes of the table, one at a time · ``maintenance`` compaction,

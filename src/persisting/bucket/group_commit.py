@@ -26,7 +26,7 @@ from persisting.bucket.chunk import Chunk, Prepared, copy_row
 from persisting.bucket.delays import Delay, is_delay
 from persisting.bucket.flusher import FlushTurns
 from persisting.bucket.lanes import Grouping, Lane, Lanes
-from persisting.bucket.log_records import Section, batch_payload, rows_payload, schema_payload
+from persisting.bucket.log_frames import FrameEncoder
 from persisting.bucket.pending_puts import (
     LogEntry,
     LoggedBucket,
@@ -48,7 +48,6 @@ from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.errors import OwnershipLost, WALError
 from persisting.options import PersistingOptions
 from persisting.wal import AppendLog, Payload
-from persisting.wal.frame import START, SegmentStart, encode_start
 from persisting.wal.object_log import ObjectLog
 
 log = logging.getLogger("persisting")
@@ -74,7 +73,7 @@ class GroupCommit:
         sequence. ``group`` says when to write, by default immediately; a log with it is slow to
         write."""
         self._log, self._schema_state = log, schema
-        self._codec = codec.codec_id(options.compression)
+        self._frames = FrameEncoder(codec.codec_id(options.compression))
         self._interval = options.wal_sync_interval
         self._max_bytes = options.max_wal_size
         self._publish = publish
@@ -99,8 +98,6 @@ class GroupCommit:
         self._sync_due = False
         self._sync_seconds = 0.0
         """How long the last sync took."""
-        self._schema: pa.Schema | None = None
-        self._schema_payload: tuple[pa.Schema, Payload] | None = None
         self._acknowledged = log.last_sequence
         self._log_lock = threading.Lock()
         self._restarting = threading.Lock()
@@ -387,7 +384,7 @@ class GroupCommit:
         try:
             entries = self._encode(log_entries(puts))
         except BaseException as exc:
-            self._schema = None
+            self._frames.forget_schema()
             self._fail(puts, exc)
             return len(puts)
         try:
@@ -398,7 +395,7 @@ class GroupCommit:
             if self._interval == 0:
                 self._sync_now()
         except BaseException as exc:
-            self._schema = None
+            self._frames.forget_schema()
             self._log.retract()
             for bucket in buckets_in(puts):
                 bucket.metrics.log_failed()
@@ -447,7 +444,7 @@ class GroupCommit:
         try:
             lane = Lane(puts, self._encode(log_entries(puts)), arrival)
         except BaseException as exc:
-            self._schema = None
+            self._frames.forget_schema()
             self._lanes.wait_settled()  # puts fail in their order
             self._fail(puts, exc)
             return len(puts)
@@ -460,7 +457,7 @@ class GroupCommit:
                 payloads, lambda: self._preamble(lane.entries[0].schema), arrival
             )
         except BaseException as exc:
-            self._schema = None
+            self._frames.forget_schema()
             lane.failure = exc
             self._lanes.done(lane, self._settle)
             return len(puts)
@@ -565,35 +562,7 @@ class GroupCommit:
                         if bucket not in next_row:
                             first = bucket.buffer.end + self._lanes.rows_of(bucket)
                             next_row[bucket] = bucket.buffer.epoch, first
-        for entry in entries:
-            producers = [] if entry.producer is None else [entry.producer]
-            delayed = entry.producer is not None and is_delay(entry.producer)
-            for piece in entry.pieces:
-                schema = piece.whole.schema
-                if self._schema is not schema and self._schema != schema:
-                    self._schema = schema
-                    entry.payloads.append(self._schema_frame(schema))
-                sections = []
-                for bucket, chunk in piece.sections:
-                    epoch, offset = next_row[bucket]
-                    next_row[bucket] = epoch, offset + chunk.count
-                    sections.append(Section(bucket.number, epoch, offset, chunk.count, producers))
-                entry.payloads.append(self._frame(piece, sections, delayed))
-        return entries
-
-    def _frame(self, piece: Piece, sections: list[Section], delayed: bool) -> Payload:
-        if piece.whole.is_open:
-            rows = [row for _, chunk in piece.sections for row in chunk.rows or ()]
-            if delayed:  # readers join plain rows of several frames, and would lose their places
-                batch = piece.whole.encoder.to_batch(rows)
-                return batch_payload(batch, sections, self._codec)
-            return rows_payload(rows, sections, self._codec)
-        return batch_payload(piece.whole.batch, sections, self._codec)
-
-    def _schema_frame(self, schema: pa.Schema) -> Payload:
-        if self._schema_payload is None or self._schema_payload[0] is not schema:
-            self._schema_payload = schema, schema_payload(schema)
-        return self._schema_payload[1]
+        return self._frames.encode(entries, next_row)
 
     def _preamble(self, schema: pa.Schema) -> list[Payload]:
         """Return the first frames of a new segment, which make it readable by itself."""
@@ -603,8 +572,7 @@ class GroupCommit:
         for lasts in ahead:
             for bucket, last in lasts.items():
                 last_of[bucket] = max(last, last_of.get(bucket, 0))
-        start = encode_start(SegmentStart(self._log.last_written, last_of))
-        return [Payload(START, codec.NONE, len(start), start), self._schema_frame(schema)]
+        return self._frames.preamble(self._log.last_written, last_of, schema)
 
     # Syncing
 
@@ -713,7 +681,7 @@ class GroupCommit:
                 bucket.flush_job.commit_buffer(dropped)
             self._log.reset()
             with self._log_lock:
-                self._schema = None
+                self._frames.forget_schema()
                 # Not the log's last sequence: the next group may already be under way.
                 self._acknowledged = max(self._acknowledged, last)
             for bucket in buckets:
