@@ -214,7 +214,7 @@ async def test_records_of_a_version_that_its_owner_has_not_synced_are_not_lost(
         await queue.close()
         owner = PersistingBackend(bucket_id=0, storage_path=str(home / "t" / "bucket_0"))
         await owner.put_batch([{"id": 1}, {"id": 2}])
-        disk.owner = threading.Thread(target=owner.bucket.flush_now)
+        disk.owner = threading.Thread(target=owner.bucket.flusher.flush)
         disk.owner.start()
         try:
             await asyncio.to_thread(disk.waits.wait)

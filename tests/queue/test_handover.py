@@ -31,7 +31,7 @@ from support.waiting import until_true
 
 from persisting import fs as filesystem
 from persisting.bucket import bulk_import, handover_inbox, handover_notes, handover_watch
-from persisting.bucket.bucket import Bucket
+from persisting.bucket.buffer_bypass import BufferBypass
 from persisting.bucket.handover_notes import Note
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.errors import BucketLocked, SchemaError, StorageError
@@ -39,6 +39,7 @@ from persisting.lock import BucketLock
 from persisting.queue import PersistingBackend
 from persisting.table import bulk_write
 from persisting.topic import handover
+from persisting.topic.live_topics import live_topic
 from persisting.topic.routing import bucket_of
 from persisting.topic.topic_files import TopicFolder
 
@@ -173,14 +174,16 @@ class TestAdoption:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Else a work group that looks in between takes the old records for ones without delay."""
-        imported = Bucket.imported
+        imported = BufferBypass.imported
         seen: list[tuple[int, int]] = []
 
-        def look_after(bucket: Bucket, *args: Any, **kwargs: Any) -> None:
-            imported(bucket, *args, **kwargs)
-            seen.append((bucket.counts[0], len(bucket.delays())))
+        def look_after(bypass: BufferBypass, *args: Any, **kwargs: Any) -> None:
+            imported(bypass, *args, **kwargs)
+            topic = live_topic(tmp_path / "t")
+            backend: Any = topic and topic.open_backend(0)
+            seen.append((backend.bucket.counts[0], len(backend.bucket.delays.all())))
 
-        monkeypatch.setattr(Bucket, "imported", look_after)
+        monkeypatch.setattr(BufferBypass, "imported", look_after)
         with writer(tmp_path, buckets=1, enable_wal=True) as queue:
             queue.put(texts(0, 3), delay=3600)
             hand_over(tmp_path / "t", texts(100, 5), overwrite=True)
@@ -749,7 +752,7 @@ class TestFiles:
         """Maintenance that removes old files must not do so between the check and its answer."""
         topic = put(tmp_path, texts(0, 10), buckets=1)
         owner = PersistingBackend(0, str(topic / "bucket_0"), schema_path=topic / SCHEMA_FILE)
-        with owner.bucket.exclusive_table():
+        with owner.bucket.table_writer.exclusive():
             thread, results = in_background(lambda: bulk_import.check(owner.bucket, [], []))
             thread.join(0.2)
             assert results == []
@@ -762,14 +765,14 @@ class TestFiles:
         owner = PersistingBackend(0, str(topic / "bucket_0"), schema_path=topic / SCHEMA_FILE)
 
         def quiesce() -> None:
-            with owner.bucket.quiesced():
+            with owner.bucket.bypass.quiesced():
                 pass
 
-        with owner.bucket.exclusive_table():
+        with owner.bucket.table_writer.exclusive():
             thread, _ = in_background(quiesce)
             thread.join(0.2)
             assert thread.is_alive()
-            assert not owner.bucket.is_full
+            assert not owner.bucket.puts.is_full
         thread.join()
         owner.close_now()
 
@@ -811,7 +814,7 @@ async def test_repeated_overwrite_without_rows_does_not_remove_later_puts(tmp_pa
     async with PersistingBackend(0, tmp_path / "bucket_0") as backend:
         await backend.put({"n": -1})
         await backend.flush()
-        backend.bucket.keep_producer("~spark:2")
+        backend.bucket.bypass.keep_producer("~spark:2")
         for writer_id, left in (("~spark:1", 0), ("~spark:2", 0), ("~spark:2", 1)):
             adopted = bulk_import.adopt, backend.bucket, [], [], writer_id, 1
             await asyncio.to_thread(*adopted, replace=True)

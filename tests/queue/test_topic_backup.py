@@ -215,7 +215,7 @@ async def flush_one_bucket(home: Path, writer: Any) -> Any:
     local = writer._topic._local
     before = len(segments_of(home / "t"))
     for bucket in range(2):
-        (await local.backend(bucket)).bucket.flush_now()
+        (await local.backend(bucket)).bucket.flusher.flush()
         if len(segments_of(home / "t")) < before:
             return writer
     raise AssertionError("no segment was released")

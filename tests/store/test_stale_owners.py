@@ -46,7 +46,7 @@ def new_log(store: ObjectStore, **more: Any) -> StoreOwnerLog:
 
 def clean(bucket: PersistingBackend) -> None:
     """Remove all older versions, as maintenance does when they are old enough."""
-    with bucket.bucket.exclusive_table() as table:
+    with bucket.bucket.table_writer.exclusive() as table:
         operations.clean(table, 0.0)
 
 

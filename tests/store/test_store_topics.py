@@ -144,7 +144,7 @@ async def lost_writer(server: SeaweedFS, prefix: str, **given: Any) -> tuple[Any
     live = live_in_store(parse(url(prefix)) / "t")
     assert live is not None
     backend: Any = live.open_backend(0)
-    backend.bucket._lost = OwnershipLost("another process has taken over")
+    backend.bucket.lifecycle.loss = OwnershipLost("another process has taken over")
     return place, writer
 
 
@@ -203,7 +203,7 @@ async def test_buckets_that_cannot_be_flushed_can_be_closed_after_one_was_lost(
     assert live is not None
     lost, other = (cast(TableBackend, live.open_backend(bucket)).bucket for bucket in (0, 1))
     assert isinstance(lost, StoreBucket)
-    lost._lost = OwnershipLost("it is unknown whether a change of it was stored")
+    lost.lifecycle.loss = OwnershipLost("it is unknown whether a change of it was stored")
     await live.close_bucket(0)
     assert other.group_commit is not None
     other.group_commit._log.break_off(StoreError("the store refused the last object"))  # type: ignore[attr-defined]
@@ -252,7 +252,7 @@ async def test_log_keeps_what_a_bucket_that_was_lost_has_not_flushed(store: Obje
     await first.put({"n": 0})
     await second.put({"n": 1})
     core: Any = first.bucket
-    core._lost = OwnershipLost("it is unknown whether a change of it was stored")
+    core.lifecycle.loss = OwnershipLost("it is unknown whether a change of it was stored")
     await first.close()
     with pytest.raises(OwnershipLost, match="closed without a flush"):
         await second.put({"n": 2})

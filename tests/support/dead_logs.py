@@ -47,7 +47,7 @@ async def dead_topic(
                 released = {path.relative_to(live): path.read_bytes() for path in paths}
                 await writer.flush()
         for bucket in flush_buckets:
-            (await local.backend(bucket)).bucket.flush_now()
+            (await local.backend(bucket)).bucket.flusher.flush()
         shutil.copytree(live, home, ignore=shutil.ignore_patterns(".sockets"))
     for path, data in released.items():
         (home / path).write_bytes(data)

@@ -144,7 +144,7 @@ async def test_wrong_delays_are_refused(place: WorkPlace, delay: object) -> None
 async def test_a_bucket_refuses_more_delays_than_it_can_store(
     place: WorkPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persisting.bucket.bucket.MOST_DELAYS", 2)
+    monkeypatch.setattr("persisting.bucket.pending_delays.MOST_DELAYS", 2)
     for delay in (600.0, 0.1):
         place.topic = f"delayed-{delay}"
         writer = await place.writer(num_buckets=1)

@@ -45,10 +45,10 @@ class BucketAccess:
 
     async def write(self, call: Callable[..., _T], *args: Any) -> _T:
         """Run a call that changes the table; it runs to its end even if the caller is cancelled."""
-        self.bucket.check_writable()
+        self.bucket.lifecycle.check_writable()
         return await asyncio.shield(in_thread(call, *args))
 
     async def flush(self) -> None:
         """Wait until everything acknowledged before this call is in the table and synced."""
-        self.bucket.check_writable()
-        await asyncio.wrap_future(self.bucket.request_flush())
+        self.bucket.lifecycle.check_writable()
+        await asyncio.wrap_future(self.bucket.flusher.request())

@@ -52,7 +52,7 @@ class BucketReader:
         self, offset: int, limit: int | None, block: bool
     ) -> AsyncIterator[dict[str, Any]]:
         """Stream single records; raise if the bucket is restored to an older version meanwhile."""
-        self._bucket.check_open()
+        self._bucket.lifecycle.check_open()
         await self._access.refresh()
         epoch = self._bucket.epoch
         async with aclosing(self._blocks(offset, limit, block)) as blocks:
@@ -87,9 +87,9 @@ class BucketReader:
         version that is cleaned up.
         """
         check_window(offset, limit)
-        self._bucket.check_open()
+        self._bucket.lifecycle.check_open()
         left = limit
-        while (left is None or left > 0) and not self._bucket.closed:
+        while (left is None or left > 0) and not self._bucket.lifecycle.closed:
             await self._access.refresh()
             snapshot = self._bucket.snapshot()
             if epoch is not None and snapshot.epoch != epoch:
@@ -121,12 +121,12 @@ class BucketReader:
             else:
                 await self._next_change(offset, epoch)
         if not block and (left is None or left > 0):
-            self._bucket.check_open()  # the caller must not take a part for all there is
+            self._bucket.lifecycle.check_open()  # the caller must not take a part for all there is
 
     async def wait_beyond(self, offset: int, epoch: int | None) -> None:
         """Wait until there may be records beyond ``offset`` or the epoch has changed."""
         while self._bucket.ends_before(offset) and epoch in (None, self._bucket.epoch):
-            self._bucket.check_open()
+            self._bucket.lifecycle.check_open()
             await self._next_change(offset, epoch)
 
     async def _next_change(self, offset: int, epoch: int | None) -> None:
@@ -135,7 +135,11 @@ class BucketReader:
         bucket = self._bucket
         with next_wake(bucket.waiters) as woken:
             await self._access.refresh(watch=True)
-            if bucket.ends_before(offset) and not bucket.closed and epoch in (None, bucket.epoch):
+            if (
+                bucket.ends_before(offset)
+                and not bucket.lifecycle.closed
+                and epoch in (None, bucket.epoch)
+            ):
                 if bucket.wait_seconds is None:
                     await woken
                 else:

@@ -53,7 +53,7 @@ class BucketWriter:
         # Hold the lock only until the put has its place in the log, so that the producer's next
         # put can share its sync.
         async with self._producer_locks.of(writer):
-            if self._bucket.is_full:
+            if self._bucket.puts.is_full:
                 await self.make_room()
             acknowledged = self._enqueue_single(rows, producer)
             if acknowledged is None:
@@ -67,9 +67,10 @@ class BucketWriter:
     ) -> asyncio.Future[None] | None:
         """Queue a put of a single plain record; None if it is another put, or its number is not
         new."""
-        if not isinstance(rows, list) or len(rows) != 1 or self._bucket.group_commit is None:
+        group_commit = self._bucket.puts.group_commit
+        if not isinstance(rows, list) or len(rows) != 1 or group_commit is None:
             return None
-        waiter = self._bucket.enqueue_row(rows[0], LoopWaiter, producer)
+        waiter = group_commit.enqueue_row(self._bucket, rows[0], LoopWaiter, producer)
         return None if waiter is None else waiter.future
 
     async def _accept(
@@ -86,8 +87,8 @@ class BucketWriter:
                 continue
             if not prepared.chunks:
                 return None
-            if bucket.group_commit is None:
-                if bucket.add_prepared(prepared, producer):
+            if bucket.puts.group_commit is None:
+                if bucket.puts.add_prepared(prepared, producer):
                     await self._fairness.checkpoint()
                     return None
             else:
@@ -116,8 +117,8 @@ async def prepared_for(
 ) -> Prepared | None:
     """Check and convert records for buckets of one schema; None if that has to be repeated."""
     for bucket in buckets:
-        bucket.check_writable()
-        if bucket.frozen:
+        bucket.lifecycle.check_writable()
+        if bucket.puts.frozen:
             await make_room(bucket)
     state = buckets[0].schema_state
     encoder = state.encoder
@@ -127,7 +128,7 @@ async def prepared_for(
         raise SchemaError(f"the records cannot be converted: {exc}") from exc
     if prepared.widened:
         for bucket in buckets:
-            await in_thread(bucket.scan_large_ints, prepared.widened)
+            await in_thread(bucket.large_ints.scan, prepared.widened, bucket.snapshot)
     if prepared.loosened:
         for bucket in buckets:
             await in_thread(check_vectors, bucket, prepared)
@@ -145,7 +146,7 @@ async def enqueued(
     Return the future of the acknowledgement, True if the producer's number is stored in all of
     them, False if the records must be prepared again.
     """
-    group_commit = targets[0][0].group_commit
+    group_commit = targets[0][0].puts.group_commit
     assert group_commit is not None
     waiter = LoopWaiter()
     put = group_commit.enqueue(prepared, targets, waiter, producer)
@@ -162,10 +163,10 @@ async def enqueued(
 
 async def make_room(bucket: Bucket) -> None:
     """Wait until a bucket takes records again: for a flush, or the end of a restore."""
-    bucket.check_writable()
-    while bucket.is_full:
-        if bucket.frozen:
+    bucket.lifecycle.check_writable()
+    while bucket.puts.is_full:
+        if bucket.puts.frozen:
             await asyncio.sleep(_FROZEN_PAUSE)
         else:
-            flushes = [asyncio.wrap_future(future) for future in bucket.make_room()]
+            flushes = [asyncio.wrap_future(future) for future in bucket.puts.make_room()]
             await asyncio.gather(*flushes)

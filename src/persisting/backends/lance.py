@@ -7,6 +7,7 @@ from typing import Any
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.log_note import is_logged
+from persisting.bucket.readonly_bucket import ReadonlyBucket
 from persisting.errors import StorageError
 from persisting.options import BucketOptions, storage_folder, take_known
 from persisting.records import Rules
@@ -61,7 +62,8 @@ class LanceBackend(TableBackend):
                 "the table yet; open and close it once with PersistingBackend, then open it here"
             )
         rules = Rules(vector=vector_item(options.vector_type), defaults=defaults)
-        super().__init__(Bucket(options, rules))
+        bucket_type = ReadonlyBucket if options.read_only else Bucket
+        super().__init__(bucket_type(options, rules))
 
     @classmethod
     def _options(cls, **given: Any) -> BucketOptions:

@@ -45,15 +45,15 @@ async def queue_for_log(
         left = [
             (bucket, rows)
             for bucket, rows in parts
-            if producer is None or not bucket.producers.has(producer)
+            if producer is None or not bucket.puts.producers.has(producer)
         ]
         if not left:
             return None
         buckets = [bucket for bucket, _ in left]
         for bucket in buckets:
             if is_delay(producer):
-                bucket.check_delays()
-            if bucket.is_full:
+                bucket.delays.check_room()
+            if bucket.puts.is_full:
                 await make_room(bucket)
         convert, small = conversion(_joined([rows for _, rows in left]))
         prepared = await prepared_for(buckets, convert, small=small)

@@ -14,6 +14,7 @@ from persisting.bucket.group_commit import GroupCommit
 from persisting.bucket.log_note import has_log
 from persisting.bucket.log_recovery import recover
 from persisting.bucket.owner_log import OwnerLog, recover_noted
+from persisting.bucket.readonly_bucket import ReadonlyBucket
 from persisting.bucket.store_bucket import StoreBucket
 from persisting.bucket.store_owner_log import StoreOwnerLog
 from persisting.bucket.store_ownership import PATIENCE_SECONDS
@@ -195,7 +196,8 @@ def _open(options: PersistingOptions) -> Bucket:
     owner_log: OwnerLog | None = options.owner_log
     schema = owner_log.schema_state if owner_log is not None else None
     try:
-        bucket = Bucket(options, _rules(options), bucket_metrics, schema)
+        bucket_type = ReadonlyBucket if options.read_only else Bucket
+        bucket = bucket_type(options, _rules(options), bucket_metrics, schema)
     except BaseException:
         bucket_metrics.remove()
         raise
@@ -260,7 +262,7 @@ def _attach_log(bucket: Bucket, options: PersistingOptions) -> None:
         bucket.attach(GroupCommit(own, bucket.schema_state, options))
         return
     if own is not None:
-        bucket.flush_recovered()
+        bucket.flush_job.commit_buffer()
         own.reset()
         own.close()
     if options.enable_wal:

@@ -40,7 +40,7 @@ class TableBackend(AsyncClosing):
     """A bucket with async methods: a queue, and what its table can do beyond a queue."""
 
     def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
+        self._bucket, self._puts = bucket, bucket.puts
         self._fairness = FairYield()
         access = BucketAccess(bucket)
         self._writer = BucketWriter(bucket, self._fairness)
@@ -93,14 +93,14 @@ class TableBackend(AsyncClosing):
 
     async def put(self, record: dict[str, Any]) -> None:
         """Store a single record."""
-        bucket = self._bucket
-        if bucket.is_full:
+        puts = self._puts
+        if puts.is_full:
             await self._writer.make_room()
-        if bucket.group_commit is None:
-            if bucket.add_row(record):
+        if puts.group_commit is None:
+            if puts.add_row(record):
                 return await self._fairness.checkpoint()
         else:
-            waiter = bucket.enqueue_row(record, LoopWaiter)
+            waiter = puts.group_commit.enqueue_row(self._bucket, record, LoopWaiter)
             if waiter is not None:
                 return await waiter.future
         await self._writer.store(
@@ -109,14 +109,14 @@ class TableBackend(AsyncClosing):
 
     async def put_batch(self, records: list[dict[str, Any]]) -> None:
         """Store multiple records, all or none."""
-        if self._bucket.is_full:
+        if self._puts.is_full:
             await self._writer.make_room()
         rows = check_records(records)
         await self._writer.store(lambda encoder: prepare(encoder, rows), small=is_light(rows))
 
     async def put_arrow(self, data: pa.Table | pa.RecordBatch) -> None:
         """Store the rows of an Arrow table or batch, all or none."""
-        if self._bucket.is_full:
+        if self._puts.is_full:
             await self._writer.make_room()
         await self._writer.store(lambda encoder: prepare_arrow(encoder, data), small=False)
 
@@ -132,7 +132,7 @@ class TableBackend(AsyncClosing):
 
     def last_number(self, writer: str) -> int:
         """Return the last number that :meth:`put_once` stored for a writer, -1 if none."""
-        return self._bucket.producers.last(writer)
+        return self._puts.producers.last(writer)
 
     async def flush(self) -> None:
         """Persist buffered data; returns when it is in the table and synced."""
@@ -236,7 +236,7 @@ class TableBackend(AsyncClosing):
         return sum(self._bucket.counts)
 
     def _refresh_now(self) -> None:
-        if self._bucket.options.read_only and not self._bucket.closed:
+        if self._bucket.options.read_only and not self._bucket.lifecycle.closed:
             self._bucket.refresh()
 
     # Versions
@@ -297,7 +297,7 @@ class TableBackend(AsyncClosing):
 
     async def delays(self) -> list[tuple[int, int, int]]:
         """Return the delayed puts whose time has not come: first offset, rows and time of each."""
-        return self._bucket.delays()
+        return self._bucket.delays.all()
 
     # Search and random access
 
@@ -437,7 +437,7 @@ class TableBackend(AsyncClosing):
             "start_offset": snapshot.start,
             "opened_offset": self._opened,
             "end_offset": snapshot.end,
-            "delayed_count": sum(rows for _, rows, _ in bucket.delays()),
+            "delayed_count": sum(rows for _, rows, _ in bucket.delays.all()),
             "epoch": snapshot.epoch,
             "storage_path": str(options.storage_path),
             "version": snapshot.view.version,
@@ -481,7 +481,7 @@ class TableBackend(AsyncClosing):
             if bucket.group_commit is not None:
                 bucket.group_commit.write_now()
             if not bucket.options.read_only:
-                bucket.flush_now()
+                bucket.flusher.flush()
         except BaseException:
             bucket.cancel_close()
             raise

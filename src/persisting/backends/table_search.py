@@ -112,7 +112,7 @@ class TableSearch:
 
     async def indexes(self) -> list[dict[str, Any]]:
         """Describe each index."""
-        self._bucket.check_open()
+        self._bucket.lifecycle.check_open()
         await self._access.refresh()
         maintenance = self._bucket.maintenance
 

@@ -20,7 +20,7 @@ class TableVersions:
 
     async def listing(self) -> list[dict[str, Any]]:
         """List the versions that can be read, oldest first."""
-        self._bucket.check_open()
+        self._bucket.lifecycle.check_open()
         await self._access.refresh()
         dataset = self._bucket.table.view.dataset
         return [] if dataset is None else await in_thread(versions.listing, dataset)
@@ -33,7 +33,7 @@ class TableVersions:
 
     async def tags(self) -> dict[str, int]:
         """Return the version of each tag."""
-        self._bucket.check_open()
+        self._bucket.lifecycle.check_open()
         await self._access.refresh()
         dataset = self._bucket.table.view.dataset
         return {} if dataset is None else await in_thread(versions.tags, dataset)

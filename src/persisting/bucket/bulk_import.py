@@ -30,10 +30,10 @@ def prepare(bucket: Bucket, schema: pa.Schema) -> dict[str, Any]:
     view = bucket.table.view
     if view.dataset is not None and merge(view.schema, schema, EVOLVING).equals(view.schema):
         return state_of(view.dataset)
-    with bucket.quiesced(), bucket.exclusive_table() as table:
+    with bucket.bypass.quiesced(), bucket.table_writer.exclusive() as table:
         table.create(merge(table.view.schema, schema, EVOLVING))
-        bucket.publish_table()
-        bucket.merge_table_schema(table.view.schema)
+        bucket.table_writer.publish()
+        bucket.bypass.merge_table_schema(table.view.schema)
         return state_of(table.view.dataset)
 
 
@@ -44,13 +44,14 @@ def state_of(dataset: Any) -> dict[str, Any]:
 
 def has(bucket: Bucket, writer: str, number: int) -> bool:
     """Whether a producer's rows of that number, or later ones, are stored."""
-    return bucket.producers.has((writer, number))
+    return bucket.puts.producers.has((writer, number))
 
 
 def check(bucket: Bucket, fragments: list[dict[str, Any]], columns: list[dict[str, Any]]) -> None:
     """Raise if the files of fragments cannot be adopted, or are not what is said of them."""
-    bucket.check_writable()
-    with bucket.exclusive_table() as table:  # maintenance must not remove a file after its check
+    bucket.lifecycle.check_writable()
+    # Maintenance must not remove a file after its check.
+    with bucket.table_writer.exclusive() as table:
         table.bulk_files.check(fragments)
         bulk_write.check_content(table, fragments, columns)
 
@@ -73,7 +74,7 @@ def adopt(
     rewritten: list[dict[str, Any]] | None = None
     try:
         while True:
-            with bucket.quiesced(), bucket.exclusive_table() as table:
+            with bucket.bypass.quiesced(), bucket.table_writer.exclusive() as table:
                 if has(bucket, writer, number) or _is_stored(table, fragments):
                     return 0
                 if schema is None or bulk_write.changed_field(table, columns) is None:
@@ -85,17 +86,17 @@ def adopt(
             state = prepare(bucket, schema)
             columns = [state["columns"]]
             if rewritten is not None:
-                bucket.remove_files(_names(rewritten), never_named=True)
+                bucket.maintenance.remove_files(_names(rewritten), never_named=True)
                 rewritten = None
             place = bucket.table.bulk_files
             rewritten = bulk_write.rewrite_files(place, state["version"], fragments, schema)
     except BaseException:
         if rewritten is not None:  # the next attempt rewrites the files again
             with suppress(StorageError, OSError):
-                bucket.remove_files(_names(rewritten))
+                bucket.maintenance.remove_files(_names(rewritten))
         raise
     if rewritten is not None:
-        bucket.remove_files(_names(fragments), never_named=True)
+        bucket.maintenance.remove_files(_names(fragments), never_named=True)
     bucket.maintenance.schedule_if_needed()
     return stored
 
@@ -116,19 +117,19 @@ def _commit(
     """Commit fragments with the number of the write. Call with the table, and nothing buffered."""
     view = bucket.table.view
     changes = bool(fragments or view.rows)
-    is_repeated = not writer.startswith(ANONYMOUS) or writer in bucket.producers.kept
+    is_repeated = not writer.startswith(ANONYMOUS) or writer in bucket.puts.producers.kept
     if not changes and not (replace and is_repeated):
         return 0
     replaced = replace and changes
     # An overwrite is remembered even if nothing changes: a retry must not remove what others
     # have put since.
-    producers = bucket.producers.copy()
+    producers = bucket.puts.producers.copy()
     producers.remember([(writer, number)])
     last_arrival = view.arrival(view.end - 1) if view.rows else 0
     arrival = max(last_arrival, time.time_ns() // 1000)
     beside = {
         WRITERS: producers.encode(),
-        **(NO_DELAYS if replaced else bucket.delays_property()),
+        **(NO_DELAYS if replaced else bucket.delays.table_property()),
     }
     with _stored_after_all(bucket.table, writer, number):
         bulk_write.commit_files(
@@ -139,7 +140,7 @@ def _commit(
             beside,
             replace=f"{writer}/{number}" if replaced else None,
         )
-    bucket.imported(arrival, (writer, number), replaced=replaced)
+    bucket.bypass.imported(arrival, (writer, number), replaced=replaced)
     return sum(fragment["physical_rows"] for fragment in fragments)
 
 

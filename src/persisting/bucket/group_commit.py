@@ -17,16 +17,16 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from persisting import codec
-from persisting.bucket.chunk import Chunk, Prepared
+from persisting.bucket.chunk import Chunk, Prepared, copy_row
 from persisting.bucket.delays import Delay, is_delay
 from persisting.bucket.flusher import FlushTurns
 from persisting.bucket.lanes import Grouping, Lane, Lanes
-from persisting.bucket.log_records import Section, batch_payload, rows_payload, schema_payload
+from persisting.bucket.log_frames import FrameEncoder
 from persisting.bucket.pending_puts import (
     LogEntry,
     LoggedBucket,
@@ -47,12 +47,12 @@ from persisting.concurrency import loop_bridge, timer
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.errors import OwnershipLost, WALError
 from persisting.options import PersistingOptions
-from persisting.records import RecordEncoder
 from persisting.wal import AppendLog, Payload
-from persisting.wal.frame import START, SegmentStart, encode_start
 from persisting.wal.object_log import ObjectLog
 
 log = logging.getLogger("persisting")
+
+_W = TypeVar("_W", bound=Waiter)
 
 _QUICK_SYNC_SECONDS = 0.005
 _NOTHING_KEPT = 1 << 63
@@ -73,7 +73,7 @@ class GroupCommit:
         sequence. ``group`` says when to write, by default immediately; a log with it is slow to
         write."""
         self._log, self._schema_state = log, schema
-        self._codec = codec.codec_id(options.compression)
+        self._frames = FrameEncoder(codec.codec_id(options.compression))
         self._interval = options.wal_sync_interval
         self._max_bytes = options.max_wal_size
         self._publish = publish
@@ -98,8 +98,6 @@ class GroupCommit:
         self._sync_due = False
         self._sync_seconds = 0.0
         """How long the last sync took."""
-        self._schema: pa.Schema | None = None
-        self._schema_payload: tuple[pa.Schema, Payload] | None = None
         self._acknowledged = log.last_sequence
         self._log_lock = threading.Lock()
         self._restarting = threading.Lock()
@@ -117,14 +115,14 @@ class GroupCommit:
                 self._acknowledged = max(self._acknowledged, self._log.last_sequence)
                 # Recovered records are already in this log. Frames without records may follow them
                 # and are released: the next segment must not say that records are missing.
-                self._last_of[bucket.number] = bucket.last_sequence or 0
+                self._last_of[bucket.number] = bucket.buffer.last_sequence or 0
 
     def detach(self, bucket: LoggedBucket) -> None:
         """Forget a bucket. If its table lacks records, because it was lost in an object store, this
         log keeps them for the next owner."""
         with self._log_lock, self._schema_state.lock:
-            if bucket.first_sequence is not None:
-                self._kept_from = min(bucket.first_sequence, self._kept_from)
+            if bucket.buffer.first_sequence is not None:
+                self._kept_from = min(bucket.buffer.first_sequence, self._kept_from)
             reference = self._buckets.get(bucket.number)
             if reference is not None and reference() in (bucket, None):
                 del self._buckets[bucket.number]
@@ -174,34 +172,49 @@ class GroupCommit:
         """Flush the buckets without which the oldest segment could be removed."""
         oldest = self._log.oldest_end
         with self._schema_state.lock:
-            firsts = [(bucket, bucket.first_sequence) for bucket in self._alive()]
+            firsts = [(bucket, bucket.buffer.first_sequence) for bucket in self._alive()]
         pinning = [b for b, first in firsts if first is not None and first <= oldest]
-        return [bucket.request_flush() for bucket in pinning or [b for b, _ in firsts][:1]]
+        return [bucket.flusher.request() for bucket in pinning or [b for b, _ in firsts][:1]]
 
     # Queueing
 
     def enqueue_row(
         self,
         bucket: LoggedBucket,
-        encoder: RecordEncoder,
-        row: dict[str, Any],
-        nbytes: int,
-        waiter: Waiter,
+        record: Any,
+        waiter: Callable[[], _W],
         producer: ProducerSequence | None = None,
-    ) -> bool:
-        """Queue a plain row; False if its schema is no longer the current one, or the producer's
-        number is already queued or stored."""
+        *,
+        start: bool = True,
+    ) -> _W | None:
+        """Queue a plain record and return its waiter; with ``start``, have it written.
+
+        None if it needs :func:`prepare` and :meth:`enqueue`, or if the producer's number is already
+        queued or stored.
+        """
+        if producer is not None and is_delay(producer):
+            bucket.delays.check_room()
+        encoder = self._schema_state.encoder
+        copied = copy_row(encoder, record)
+        if copied is None:
+            return None
+        row, nbytes = copied
+        caller = waiter()
         if producer is not None:
             chunk = Chunk(encoder, rows=[row], nbytes=nbytes)
-            return self.enqueue_rows([(bucket, chunk)], waiter, producer)
-        put = PendingRow(bucket, encoder, row, nbytes, waiter)
-        with self._schema_state.lock:
-            bucket.check_writable()
-            if self._schema_state.encoder is not encoder or bucket.frozen:
-                return False
-            self._queue.append(put)
-            self._queued_bytes += nbytes
-        return True
+            if not self.enqueue_rows([(bucket, chunk)], caller, producer):
+                return None
+        else:
+            put = PendingRow(bucket, encoder, row, nbytes, caller)
+            with self._schema_state.lock:
+                bucket.lifecycle.check_writable()
+                if self._schema_state.encoder is not encoder or bucket.puts.frozen:
+                    return None
+                self._queue.append(put)
+                self._queued_bytes += nbytes
+        if start:
+            self.start(caller.sink)
+        return caller
 
     def enqueue_rows(
         self,
@@ -217,13 +230,13 @@ class GroupCommit:
         put = PendingPut([Piece(sections[0][1], list(sections))], waiter, producer)
         with self._schema_state.lock:
             for bucket, chunk in sections:
-                bucket.check_writable()
-                if self._schema_state.encoder is not chunk.encoder or bucket.frozen:
+                bucket.lifecycle.check_writable()
+                if self._schema_state.encoder is not chunk.encoder or bucket.puts.frozen:
                     return False
-                if bucket.find_producer(producer):
+                if bucket.puts.find_producer(producer):
                     return False
             for bucket, _ in sections:
-                bucket.expect(producer, put)
+                bucket.puts.expect(producer, put)
             self._queue.append(put)
             self._queued_bytes += put.nbytes
         return True
@@ -244,9 +257,9 @@ class GroupCommit:
         """
         with self._schema_state.lock:
             for bucket, _ in targets:
-                bucket.check_writable()
+                bucket.lifecycle.check_writable()
             if producer is not None:
-                found = [bucket.find_producer(producer) for bucket, _ in targets]
+                found = [bucket.puts.find_producer(producer) for bucket, _ in targets]
                 for queued in found:
                     if isinstance(queued, PendingPut):
                         return queued
@@ -254,13 +267,13 @@ class GroupCommit:
                     return all(found)
             if self._schema_state.encoder is not prepared.base:
                 return False
-            if any(bucket.frozen for bucket, _ in targets):
+            if any(bucket.puts.frozen for bucket, _ in targets):
                 return False
             put = PendingPut(pieces_of(prepared.chunks, targets), waiter, producer)
             self._schema_state.change(prepared, self._log.folder.parent)
             if producer is not None:
                 for bucket, _ in targets:
-                    bucket.expect(producer, put)
+                    bucket.puts.expect(producer, put)
             self._queue.append(put)
             self._queued_bytes += put.nbytes
         return put
@@ -371,7 +384,7 @@ class GroupCommit:
         try:
             entries = self._encode(log_entries(puts))
         except BaseException as exc:
-            self._schema = None
+            self._frames.forget_schema()
             self._fail(puts, exc)
             return len(puts)
         try:
@@ -382,7 +395,7 @@ class GroupCommit:
             if self._interval == 0:
                 self._sync_now()
         except BaseException as exc:
-            self._schema = None
+            self._frames.forget_schema()
             self._log.retract()
             for bucket in buckets_in(puts):
                 bucket.metrics.log_failed()
@@ -431,7 +444,7 @@ class GroupCommit:
         try:
             lane = Lane(puts, self._encode(log_entries(puts)), arrival)
         except BaseException as exc:
-            self._schema = None
+            self._frames.forget_schema()
             self._lanes.wait_settled()  # puts fail in their order
             self._fail(puts, exc)
             return len(puts)
@@ -444,7 +457,7 @@ class GroupCommit:
                 payloads, lambda: self._preamble(lane.entries[0].schema), arrival
             )
         except BaseException as exc:
-            self._schema = None
+            self._frames.forget_schema()
             lane.failure = exc
             self._lanes.done(lane, self._settle)
             return len(puts)
@@ -507,15 +520,15 @@ class GroupCommit:
                 self._lanes.uncount_rows(lane)
             for bucket, part in chunks.items():
                 self._last_of[bucket.number] = part[-1].sequence
-                bucket.accept_logged(part, arrival, producers[bucket], delays.get(bucket, ()))
+                bucket.puts.accept_logged(part, arrival, producers[bucket], delays.get(bucket, ()))
             self._schema_state.acknowledge(entries[-1].pieces[-1].whole.encoder)
             self._acknowledged = last
         if self._publish is not None:
             self._publish(last, self._log.synced_sequence)
         unsynced = self._unsynced
         for bucket, count in counts.items():
-            bucket.report_log(unsynced)
-            bucket.after_accepting(count)
+            bucket.puts.report_log(unsynced)
+            bucket.puts.after_accepting(count)
         if self._log.size > self._max_bytes:
             self.make_room()
 
@@ -527,7 +540,7 @@ class GroupCommit:
             for put in puts:
                 if put.producer is not None:
                     for bucket in buckets_in([put]):
-                        bucket.expect(put.producer, None)
+                        bucket.puts.expect(put.producer, None)
         if not isinstance(exc, (WALError, OwnershipLost)):
             wrapped = WALError(f"cannot log to {self._log.folder}: {exc}")
             wrapped.__cause__ = exc
@@ -535,7 +548,7 @@ class GroupCommit:
         resolve(puts, exc)
         if self.failed:
             for bucket in self._alive()[:1]:
-                bucket.request_flush()
+                bucket.flusher.request()
 
     # Encoding
 
@@ -547,37 +560,9 @@ class GroupCommit:
                 for piece in entry.pieces:
                     for bucket, _ in piece.sections:
                         if bucket not in next_row:
-                            epoch, offset = bucket.next_row
-                            next_row[bucket] = epoch, offset + self._lanes.rows_of(bucket)
-        for entry in entries:
-            producers = [] if entry.producer is None else [entry.producer]
-            delayed = entry.producer is not None and is_delay(entry.producer)
-            for piece in entry.pieces:
-                schema = piece.whole.schema
-                if self._schema is not schema and self._schema != schema:
-                    self._schema = schema
-                    entry.payloads.append(self._schema_frame(schema))
-                sections = []
-                for bucket, chunk in piece.sections:
-                    epoch, offset = next_row[bucket]
-                    next_row[bucket] = epoch, offset + chunk.count
-                    sections.append(Section(bucket.number, epoch, offset, chunk.count, producers))
-                entry.payloads.append(self._frame(piece, sections, delayed))
-        return entries
-
-    def _frame(self, piece: Piece, sections: list[Section], delayed: bool) -> Payload:
-        if piece.whole.is_open:
-            rows = [row for _, chunk in piece.sections for row in chunk.rows or ()]
-            if delayed:  # readers join plain rows of several frames, and would lose their places
-                batch = piece.whole.encoder.to_batch(rows)
-                return batch_payload(batch, sections, self._codec)
-            return rows_payload(rows, sections, self._codec)
-        return batch_payload(piece.whole.batch, sections, self._codec)
-
-    def _schema_frame(self, schema: pa.Schema) -> Payload:
-        if self._schema_payload is None or self._schema_payload[0] is not schema:
-            self._schema_payload = schema, schema_payload(schema)
-        return self._schema_payload[1]
+                            first = bucket.buffer.end + self._lanes.rows_of(bucket)
+                            next_row[bucket] = bucket.buffer.epoch, first
+        return self._frames.encode(entries, next_row)
 
     def _preamble(self, schema: pa.Schema) -> list[Payload]:
         """Return the first frames of a new segment, which make it readable by itself."""
@@ -587,8 +572,7 @@ class GroupCommit:
         for lasts in ahead:
             for bucket, last in lasts.items():
                 last_of[bucket] = max(last, last_of.get(bucket, 0))
-        start = encode_start(SegmentStart(self._log.last_written, last_of))
-        return [Payload(START, codec.NONE, len(start), start), self._schema_frame(schema)]
+        return self._frames.preamble(self._log.last_written, last_of, schema)
 
     # Syncing
 
@@ -622,7 +606,7 @@ class GroupCommit:
             for number, bucket in enumerate(self._alive()):
                 bucket.metrics.log_failed()
                 if not number:
-                    bucket.request_flush()  # it flushes the others too
+                    bucket.flusher.request()  # it flushes the others too
 
     def sync_through(self, sequence: int) -> None:
         """Sync the log up to ``sequence``, unless that is done."""
@@ -655,14 +639,14 @@ class GroupCommit:
         with self._schema_state.lock:
             if self._dropped_buckets():
                 return
-            firsts = [bucket.first_sequence for bucket in self._alive()]
+            firsts = [bucket.buffer.first_sequence for bucket in self._alive()]
             pinned = [first for first in firsts if first is not None]
             released = min(pinned) - 1 if pinned else self._acknowledged
             released = min(released, self._kept_from - 1)
         self._log.release(released)
         unsynced = self._unsynced
         for bucket in self._alive():
-            bucket.report_log(unsynced)
+            bucket.puts.report_log(unsynced)
 
     def restart_after_failure(self) -> None:
         """Flush all buckets, then drop the failed log and start over.
@@ -694,14 +678,14 @@ class GroupCommit:
             # that was given up may hold one, which the next owner looks for.
             dropped = last if len(buckets) == 1 and not is_over else 0
             for bucket in buckets:
-                bucket.flush_from_failed_log(dropped)
+                bucket.flush_job.commit_buffer(dropped)
             self._log.reset()
             with self._log_lock:
-                self._schema = None
+                self._frames.forget_schema()
                 # Not the log's last sequence: the next group may already be under way.
                 self._acknowledged = max(self._acknowledged, last)
             for bucket in buckets:
-                bucket.report_log(0)
+                bucket.puts.report_log(0)
 
     @property
     def close_files(self) -> Callable[[], None]:

@@ -161,7 +161,7 @@ class Inbox:
         """
         before, self._blocked = self._blocked, None
         for name in names:
-            bucket.check_open()
+            bucket.lifecycle.check_open()
             if before is not None and before.name == name and before.is_pausing:
                 self._blocked = before
                 continue
@@ -211,13 +211,13 @@ class Inbox:
             if not _is_final(answer):
                 self._notes.confirm_decision()
                 self._adopt(bucket, name, note)
-            bucket.release_producer(note.writer)
+            bucket.bypass.release_producer(note.writer)
             if not alive:
                 self._notes.remove(name)
         elif not alive:
-            bucket.remove_files(note.files, never_named=True)
+            bucket.maintenance.remove_files(note.files, never_named=True)
             self._notes.remove(name)
-            bucket.release_producer(note.writer)
+            bucket.bypass.release_producer(note.writer)
         elif answer is None or answer.state == handover_notes.FAILING:
             self._answer(name, _answered(lambda: self._serve(bucket, note)))
 
@@ -225,7 +225,7 @@ class Inbox:
         if note.kind == handover_notes.PING:
             return Answer(state=handover_notes.DONE)
         if note.kind == handover_notes.FLUSH:
-            bucket.flush_now()
+            bucket.flusher.flush()
             return Answer(state=handover_notes.DONE)
         if note.kind == handover_notes.PREPARE:
             table = bulk_import.prepare(bucket, note.arrow_schema)
@@ -245,11 +245,11 @@ class Inbox:
         """
         answer = self._unanswered.get(name)
         if answer is None:
-            bucket.keep_producer(note.writer)
+            bucket.bypass.keep_producer(note.writer)
             try:
                 rows = adopt(bucket, note)
                 if not rows:  # an earlier attempt stored these rows, perhaps from other files
-                    bucket.remove_files(note.files)
+                    bucket.maintenance.remove_files(note.files)
                 answer = Answer(state=handover_notes.DONE, rows=rows)
             except BucketClosed:
                 raise

@@ -25,8 +25,10 @@ from persisting.bucket.log_records import (
     unknown_kind,
 )
 from persisting.bucket.producer_sequences import ProducerSequence
+from persisting.bucket.schema_state import EVOLVING
 from persisting.errors import WALError
 from persisting.records import RecordEncoder
+from persisting.records.arrow import merge
 from persisting.wal import FOLDER, Log, Recovery
 from persisting.wal.frame import BATCH, MARK, RECORDS, ROWS, SCHEMA, START, Frame
 from persisting.wal.log import segment_bytes
@@ -132,7 +134,7 @@ class Replay:
         part = Chunk(self._encoder, batch=batch.slice(section.first, section.rows))
         due = due_of(section.producers)
         if due is not None and section.place is not None:
-            self._bucket.recovered_delay(section.place[1], section.rows, due)
+            self._bucket.buffer.delays.add(section.place[1], section.rows, due)
         self._rows.add_producers(section.producers)
         self._rows.add(_logged(part, section.sequence, section.arrival), section.place)
         self._records += section.rows
@@ -163,9 +165,10 @@ class Replay:
         check_rows(section.sequence, section.first + section.rows, rows, self._folder)
 
     def finish(self) -> None:
-        """Hand over the last rows, and report what was replayed."""
+        """Hand over the last rows, have later records checked against their schema, too, and
+        report what was replayed."""
         self._rows.hand_over()
-        self._bucket.finish_recovery()
+        self._bucket.schema_state.include(self._bucket.buffer.encoder)
         if self._records:
             self._bucket.metrics.recovered(self._records)
             log.info("recovered %d records from the log in %s", self._records, self._folder)
@@ -255,7 +258,35 @@ class RecoveredRows:
         if chunks:
             producers, self._producers = self._producers, []
             place, self._place = self._place, None
-            self._bucket.accept_recovered(_joined(chunks), producers, place)
+            _accept(self._bucket, _joined(chunks), producers, place)
+
+
+def _accept(
+    bucket: Bucket, chunk: Chunk, producers: list[ProducerSequence], place: tuple[int, int] | None
+) -> None:
+    """Accept recovered records, and flush when the buffer is full.
+
+    ``place`` is the epoch and the offset that the log has for them. The table may have a later
+    schema than the records: a flush may have died after it had changed the schema and before it had
+    added the rows.
+    """
+    buffer = bucket.buffer
+    if place is not None and place != (buffer.epoch, buffer.end):
+        raise WALError(
+            f"the log has records for offset {place[1]} (epoch {place[0]}) of "
+            f"{bucket.options.storage_path}, which ends at offset {buffer.end} (epoch "
+            f"{buffer.epoch}): a part of the log or of the table is missing. Restore the missing "
+            "files from a copy"
+        )
+    if chunk.encoder is not buffer.encoder:
+        schema = merge(buffer.encoder.schema, chunk.schema, EVOLVING)
+        if not schema.equals(chunk.schema):
+            chunk.encoder = RecordEncoder(schema, bucket.rules)
+    chunk.seal()
+    buffer.remember(producers)
+    buffer.accept([chunk], chunk.arrival)
+    if buffer.nbytes > bucket.options.max_buffer_bytes:
+        bucket.flush_job.commit_buffer()
 
 
 def _logged(chunk: Chunk, sequence: int, arrival: int) -> Chunk:

@@ -12,12 +12,14 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from persisting.bucket import group_offsets, handover_notes
+from persisting.bucket.buffer_bypass import BufferBypass
 from persisting.bucket.group_offsets import Hold
+from persisting.bucket.lifecycle import Lifecycle
 from persisting.bucket.schema_state import SchemaState
 from persisting.bucket.table_writer import TableWriter
 from persisting.concurrency import timer
@@ -26,7 +28,6 @@ from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import FileSystem
 from persisting.metrics import BucketMetrics
 from persisting.options import BucketOptions
-from persisting.records import RecordEncoder
 from persisting.table import compaction, indexes, leftovers, operations, retention, versions
 from persisting.table.compaction import Limit
 from persisting.table.indexes import IndexSpec
@@ -51,13 +52,10 @@ class MaintainedBucket(Protocol):
     """What maintenance needs of a bucket besides its table."""
 
     @property
-    def closed(self) -> bool: ...
+    def lifecycle(self) -> Lifecycle: ...
 
-    def quiesced(self) -> AbstractContextManager[None]:
-        """Flush everything acknowledged, and accept nothing more inside the context."""
-
-    def restored(self, encoder: RecordEncoder) -> None:
-        """Take over the schema and the producer sequences of the restored table."""
+    @property
+    def bypass(self) -> BufferBypass: ...
 
 
 class Maintenance:
@@ -140,7 +138,7 @@ class Maintenance:
     def _run(self) -> None:
         """Run the steps that have work. Failures are logged and retried, and block nothing else."""
         bucket = self._bucket_ref()
-        if bucket is None or bucket.closed:
+        if bucket is None or bucket.lifecycle.closed:
             return
         failures = []
         steps = (
@@ -157,7 +155,7 @@ class Maintenance:
                 failures.append(exc)
         if not failures:
             self.error = None
-        elif not bucket.closed:
+        elif not bucket.lifecycle.closed:
             before, self.error = self.error, str(failures[0]) or type(failures[0]).__name__
             self._metrics.maintenance_failed()
             if self.error != before:
@@ -263,6 +261,15 @@ class Maintenance:
                 leftovers.remove(self._table, left - handed)
         self._sweep_at = time.monotonic() + _SWEEP_SECONDS
 
+    def remove_files(self, names: Collection[str], *, never_named: bool = False) -> None:
+        """Remove those of the data files that no version of the table names.
+
+        ``never_named``: the caller knows that no commit, not even an attempted one, has named them.
+        """
+        if names:
+            with self._exclusive_table():
+                leftovers.remove_unused(self._table, names)
+
     @property
     def limit(self) -> Limit:
         """The maximum size of a compacted fragment."""
@@ -365,7 +372,7 @@ class Maintenance:
         """
         bucket, table = self._bucket, self._table
         token = token or uuid.uuid4().hex
-        with bucket.quiesced(), self._exclusive_table() as view:
+        with bucket.bypass.quiesced(), self._exclusive_table() as view:
             before, encoder = view.end, self._schema.encoder_for(view)
             if all(restored.token != token for restored in table.restores):
                 if view.dataset is not None:
@@ -376,7 +383,7 @@ class Maintenance:
                 elif version != versions.NOTHING and not isinstance(version, dt.datetime):
                     raise InvalidArgument(f"{self._options.storage_path} has no versions yet")
             after = table.view
-            bucket.restored(encoder)
+            bucket.bypass.restored(encoder)
         return {
             "version": after.version,
             "start_offset": after.start,

@@ -166,7 +166,7 @@ def recover_noted(bucket: Bucket) -> None:
     replay = Replay(bucket, note.folder, after)
     replay.add_blocks(index.blocks(note.bucket, after))
     replay.finish()
-    bucket.flush_recovered()
+    bucket.flush_job.commit_buffer()
     log_note.clear(folder, bucket.fs)
     _remove_if_unused(note.folder, bucket.fs)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from persisting.bucket.buffer import Buffer
 from persisting.bucket.chunk import MAX_BATCH_BYTES, Chunk
 from persisting.bucket.delays import Delay
+from persisting.bucket.flusher import Flusher
+from persisting.bucket.lifecycle import Lifecycle
+from persisting.bucket.pending_delays import PendingDelays
 from persisting.bucket.producer_sequences import ProducerSequence
 from persisting.metrics import BucketMetrics
 from persisting.records import RecordEncoder
@@ -38,33 +41,17 @@ class Waiter(Protocol):
     def sink(self) -> Sink: ...
 
 
-class LoggedBucket(Protocol):
-    """What the log needs of a bucket. The comments say which lock the caller holds."""
+class LoggedPuts(Protocol):
+    """What the log needs of the puts of a bucket. The comments say which lock the caller holds."""
 
-    metrics: BucketMetrics
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def next_row(self) -> tuple[int, int]:
-        """Epoch and offset of the next acknowledged record."""  # state
-
-    @property
-    def first_sequence(self) -> int | None:
-        """The log sequence of the oldest record that the table lacks."""  # state
-
-    @property
-    def last_sequence(self) -> int | None:
-        """The log sequence of the newest record that the table lacks."""  # state
-
-    def check_writable(self) -> None: ...
-
-    @property
-    def frozen(self) -> bool: ...
+    frozen: bool
+    """Whether puts must wait."""  # state
 
     def find_producer(self, producer: ProducerSequence) -> PendingPut | bool:
         """Return the queued put of this number, or whether it is stored."""  # state
+
+    def expect(self, producer: ProducerSequence, put: PendingPut | None) -> None:
+        """Note that the put of this number is queued, or no longer is."""  # state
 
     def accept_logged(
         self,
@@ -75,19 +62,38 @@ class LoggedBucket(Protocol):
     ) -> None:
         """Accept records that the log holds; the delays count from the first of them."""  # state
 
-    def expect(self, producer: ProducerSequence, put: PendingPut | None) -> None:
-        """Note that the put of this number is queued, or no longer is."""  # state
-
     def after_accepting(self, rows: int) -> None:
         """Wake readers, and flush if it is time."""
 
     def report_log(self, unsynced: int) -> None:
         """Update the gauges of the log; ``unsynced`` frames could be lost with the power."""
 
-    def flush_from_failed_log(self, sequence: int) -> None:
-        """Flush everything acknowledged; ``sequence`` is reached by frames that are dropped."""
 
-    def request_flush(self) -> Future[None]: ...
+class LoggedFlush(Protocol):
+    """What the log needs of the flushes of a bucket."""
+
+    def commit_buffer(self, at_least: int = 0) -> None:
+        """Flush everything acknowledged; ``at_least`` is reached by frames that are dropped."""
+
+
+class LoggedBucket(Protocol):
+    """What the log needs of a bucket. A reference to it keeps the bucket's lock."""
+
+    metrics: BucketMetrics
+    lifecycle: Lifecycle
+    buffer: Buffer
+    """Guarded by the state lock."""
+    delays: PendingDelays
+    flusher: Flusher
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def puts(self) -> LoggedPuts: ...
+
+    @property
+    def flush_job(self) -> LoggedFlush: ...
 
 
 class Piece(NamedTuple):

@@ -6,6 +6,7 @@ where the requested indexes and the groups' offsets are stored, and when old ver
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -13,10 +14,11 @@ import msgspec
 from persisting.bucket import store_groups
 from persisting.bucket.group_offsets import Hold
 from persisting.bucket.maintenance import Maintenance
+from persisting.bucket.store_notes import StoreNotes
 from persisting.errors import StorageError
 from persisting.store.object_store import ObjectChanged, ObjectExists, ObjectStore
 from persisting.store.register import Held, Register
-from persisting.table import indexes, versions
+from persisting.table import files, indexes, versions
 from persisting.table.indexes import IndexSpec
 from persisting.table.versions import Version
 
@@ -39,10 +41,11 @@ def index_register(store: ObjectStore, bucket: int) -> Register[IndexList]:
 class StoreMaintenance(Maintenance):
     """Maintains the table of one bucket in an object store."""
 
-    def __init__(self, store: ObjectStore, *given: Any) -> None:
-        """``store`` is that of the topic; ``given`` are the arguments of :class:`Maintenance`."""
+    def __init__(self, store: ObjectStore, notes: StoreNotes | None, *given: Any) -> None:
+        """``store`` is that of the topic, ``notes`` those of hand-overs to the bucket, if it takes
+        any; ``given`` are the arguments of :class:`Maintenance`."""
         super().__init__(*given)
-        self._store = store
+        self._store, self._notes = store, notes
         self._register = index_register(store, self._options.bucket_id)
         self._held: Held[IndexList] | None = None
         """The requested indexes, as they were read or written last."""
@@ -81,12 +84,7 @@ class StoreMaintenance(Maintenance):
     def _bucket_needs_files(self) -> bool:
         """Whether cleaning would remove files that are handed over, decided and not adopted: it
         removes what no version names once it is 7 days old."""
-        return bool(getattr(self._bucket_ref(), "needs_files_of_notes", False))
-
-    def _look_for_notes(self) -> None:
-        look = getattr(self._bucket_ref(), "look_for_notes", None)
-        if look is not None:
-            look()
+        return self._notes is not None and self._notes.has_decided
 
     @property
     def _cleaning_due(self) -> bool:
@@ -100,13 +98,22 @@ class StoreMaintenance(Maintenance):
         due = self._cleaning_due
         removed = super()._clean()
         if due:
-            # A process that died before it notified an owner may have left notes.
-            self._look_for_notes()
+            if self._notes is not None:
+                # A process that died before it notified an owner may have left notes.
+                self._notes.look()
             self._cleaned_version = self._table.view.version
         return removed
 
     def _sweep(self) -> None:
         """``remove_versions`` removes the files of failed writes after a week."""
+
+    def remove_files(self, names: Collection[str], *, never_named: bool = False) -> None:
+        """Remove objects that no version names. Reading all versions takes many requests, so
+        objects that a commit may have named are left: cleaning removes them after 7 days."""
+        if names and never_named:
+            with self._exclusive_table() as view:
+                if set(names).isdisjoint(files.data_paths(view.fragments)):
+                    self._table.bulk_files.remove(names)
 
     def restore(self, version: Version, token: str | None = None) -> dict[str, Any]:
         """As in a folder, but not to a version that may be about to be removed.

@@ -178,7 +178,7 @@ class StoreOwnerLog:
                 self._removing.append(begin_request(self._remove_if_unused, left))
             except RuntimeError as exc:  # no thread: the interpreter exits
                 log.warning("cannot delete the unused log of a former owner: %s", exc)
-        bucket.log_ownership = self
+        bucket.lifecycle.log_ownership = self
         bucket.attach(self.group_commit, lambda: self._forget(bucket))
 
     def _recover(self, bucket: StoreBucket, left: SealedLog) -> None:
@@ -189,7 +189,7 @@ class StoreOwnerLog:
         replay = Replay(bucket, index.folder, after)
         replay.add_blocks(index.blocks(bucket.number, after))
         replay.finish()
-        bucket.flush_recovered()
+        bucket.flush_job.commit_buffer()
 
     def _begin_reading(self, left: SealedLog) -> None:
         """Read a log while its bucket is taken over, unless that was done for another bucket."""
@@ -243,7 +243,7 @@ class StoreOwnerLog:
         """Detach a bucket, and give it back unless its log holds records that its table lacks, or
         may hold some. Then the log ends, as opening the bucket again would end it: it could never
         be released, nor start over after a failure."""
-        if bucket.first_sequence is not None and not self.log.lost:
+        if bucket.buffer.first_sequence is not None and not self.log.lost:
             self._lease.give_up(f"bucket {bucket.number} was closed without a flush")
         if self.log.lost or not bucket.ownership.give_back():
             self._is_noted = True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from persisting.bucket.bucket import Bucket
 from persisting.bucket.maintenance import Maintenance
+from persisting.bucket.readonly_bucket import ReadonlyBucket
 from persisting.bucket.schema_state import SchemaState
 from persisting.bucket.store_follower import StoreLogView
 from persisting.bucket.store_maintenance import StoreMaintenance
@@ -17,10 +17,11 @@ from persisting.store_address import StoreAddress
 from persisting.table.store_table import StoreTable
 
 
-class StoreReader(Bucket):
+class StoreReader(ReadonlyBucket):
     """The acknowledged records of a bucket."""
 
     table: StoreTable
+    _log_view: StoreLogView
 
     def __init__(self, options: BucketOptions, rules: Rules, store: ObjectStore) -> None:
         self._store = store
@@ -33,26 +34,24 @@ class StoreReader(Bucket):
 
     def _new_maintenance(self) -> Maintenance:
         parts = self.table_writer, self.schema_state, self.options, self.metrics, self.fs
-        return StoreMaintenance(self._store, self, *parts)
+        return StoreMaintenance(self._store, None, self, *parts)
 
-    def _open_for_reading(self) -> None:
+    def _open_table(self) -> None:
         self.table.refresh()
 
-    def _follow_log(self) -> None:
-        self._log_view = StoreLogView(
+    def _new_log_view(self) -> StoreLogView:
+        return StoreLogView(
             self._store,
             self.number,
             Path(str(self.options.storage_path)),
             self.table,
-            self._buffer,
+            self.buffer,
             self.schema_state,
             self.fs,
             self.waiters,
             self.table_writer.lock,
         )
-        self._log_view.refresh()
 
     def finish_close(self) -> None:
         super().finish_close()
-        if isinstance(self._log_view, StoreLogView):
-            self._log_view.close()
+        self._log_view.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.chunk import Loosened, Prepared
+from persisting.bucket.readonly_bucket import ReadonlyBucket
 from persisting.bucket.snapshot import Snapshot
 from persisting.errors import SchemaError, StorageError
 from persisting.options import BucketOptions
@@ -49,7 +50,7 @@ def _keeps_vectors(bucket: Bucket, change: Loosened) -> bool:
     for folder in folders:
         count += _vectors_in(bucket, folder, change.name, ENOUGH - count)
         if count >= ENOUGH or _has_index(bucket, folder, change.name):
-            with bucket.state_lock:
+            with state.lock:
                 state.vector_fields.add(change.name)
             return True
     return False
@@ -66,7 +67,7 @@ def _vectors_in(bucket: Bucket, folder: Path, name: str, limit: int) -> int:
         schema_path=bucket.options.schema_path,
     )
     with suppress(StorageError):  # a damaged bucket does not stop puts to the others
-        return _count(Bucket(options, Rules()).snapshot(), name, limit)
+        return _count(ReadonlyBucket(options, Rules()).snapshot(), name, limit)
     return 0
 
 

@@ -44,7 +44,7 @@ def _owned(bucket: int, live: LocalTopic | None) -> Bucket | None:
     if live is None or live.is_lost(bucket):
         return None
     backend = live.open_backend(bucket)
-    if isinstance(backend, TableBackend) and not backend.bucket.closed:
+    if isinstance(backend, TableBackend) and not backend.bucket.lifecycle.closed:
         return backend.bucket
     return None
 

@@ -86,7 +86,7 @@ class QuickPuts:
             if core is None or log not in (None, core.group_commit):
                 return None
             log = core.group_commit
-            chunk = _chunk(core.encoder, pieces)
+            chunk = _chunk(core.schema_state.encoder, pieces)
             if chunk is None:
                 return None
             sections.append((core, chunk))
@@ -118,9 +118,9 @@ class QuickPuts:
         log = first.group_commit
         if log is None or any(core.group_commit is not log for core, _ in targets):
             return None
-        if not columns_fit(first.encoder, columns):
+        if not columns_fit(first.schema_state.encoder, columns):
             return None
-        prepared = prepare_columns(first.encoder, columns)
+        prepared = prepare_columns(first.schema_state.encoder, columns)
         if first.schema_state.must_propose(prepared):
             return None
         put = log.enqueue(prepared, targets, waiter, producer)
@@ -151,10 +151,10 @@ class QuickPuts:
         if not isinstance(backend, TableBackend):
             return None
         core = backend.bucket
-        if core.group_commit is None or core.is_full:
+        if core.group_commit is None or core.puts.is_full:
             return None
         if is_delay(producer):
-            core.check_delays()
+            core.delays.check_room()
         return core
 
 

@@ -164,4 +164,6 @@ def _remove_unused(bucket: Any, names: Iterable[str]) -> None:
     The caller owns the bucket. Only one write knows these names, and it has ended: the newest
     version has them or, after the fence of this owner, no version ever will.
     """
-    bucket.remove_files(set(names) - bucket.new_notes().handed_files(), never_named=True)
+    bucket.maintenance.remove_files(
+        set(names) - bucket.new_notes().handed_files(), never_named=True
+    )

@@ -146,7 +146,7 @@ class LocalTopic:
         """Whether a bucket in an object store is open here, and another process has taken it
         over."""
         core = None if self.store is None else _store_bucket(self._backends.get(bucket))
-        return core is not None and bool(core.lost)
+        return core is not None and bool(core.lifecycle.lost)
 
     def _after_loss(self) -> None:
         if self.listener is not None:
@@ -299,7 +299,7 @@ class LocalTopic:
                 break
             try:
                 for table in tables:
-                    table.check_open()
+                    table.lifecycle.check_open()
                 if not share_log(tables):
                     if self._log is None:
                         break

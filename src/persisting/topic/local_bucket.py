@@ -40,14 +40,14 @@ class LocalBucketClient:
         """Why this process no longer owns the bucket, which is in an object store; empty while it
         does, as far as it knows."""
         core = self._topic.store_bucket(self._bucket)
-        return "" if core is None else core.lost
+        return "" if core is None else core.lifecycle.lost
 
     @property
     def overdue(self) -> str:
         """Why another process may have taken the bucket over unnoticed; empty while that cannot
         be."""
         core = self._topic.store_bucket(self._bucket)
-        return "" if core is None else core.overdue
+        return "" if core is None else core.lifecycle.overdue
 
     async def keeps_schema(self) -> bool:
         """Whether all records of the bucket have one schema, so that Arrow holds them exactly."""
@@ -110,7 +110,7 @@ class LocalBucketClient:
     async def is_queued(self, sequence: ProducerSequence) -> bool:
         """Whether this put waits for the log."""
         backend = await self._backend()
-        return isinstance(backend, TableBackend) and backend.bucket.is_queued(sequence)
+        return isinstance(backend, TableBackend) and backend.bucket.puts.is_queued(sequence)
 
     async def flush(self) -> None:
         await self._on_backend(lambda backend: backend.flush())

@@ -12,6 +12,7 @@ from typing import Any
 from persisting import fs as filesystem
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket.bucket import Bucket
+from persisting.bucket.group_commit import GroupCommit
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.shared_schema import SharedSchema
 from persisting.concurrency.loop_bridge import LoopWaiter, ThreadWaiter
@@ -73,9 +74,12 @@ class LocalHandle(ConfiguredTopic):
 
     def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
         """Queue a plain record for the log of an open bucket; return its acknowledgement."""
-        core = self._logged_bucket(bucket)
+        found = self._logged_bucket(bucket)
+        if found is None:
+            return None
+        core, log = found
         try:
-            waiter = None if core is None else core.enqueue_row(record, LoopWaiter)
+            waiter = log.enqueue_row(core, record, LoopWaiter)
         except BucketClosed:  # it is being reopened with other options
             return None
         return None if waiter is None else waiter.future
@@ -86,29 +90,30 @@ class LocalHandle(ConfiguredTopic):
         The thread writes and syncs the log itself if no other does, which saves two switches. The
         main thread leaves that to another: a signal handler could interrupt it there.
         """
-        core = self._logged_bucket(bucket)
+        found = self._logged_bucket(bucket)
+        if found is None:
+            return False
+        core, log = found
         writes_itself = threading.current_thread() is not threading.main_thread()
         try:
-            if core is None:
-                return False
-            waiter = core.enqueue_row(record, ThreadWaiter, start=not writes_itself)
+            waiter = log.enqueue_row(core, record, ThreadWaiter, start=not writes_itself)
         except BucketClosed:  # it is being reopened with other options
             return False
         if waiter is None:
             return False
-        group_commit = core.group_commit
-        if writes_itself and group_commit is not None and not group_commit.write_if_idle():
-            group_commit.start()  # many threads share the syncs of one
+        if writes_itself and not log.write_if_idle():
+            log.start()  # many threads share the syncs of one
         waiter.result()
         return True
 
-    def _logged_bucket(self, bucket: int) -> Bucket | None:
-        """Return an open bucket with a log that has room."""
+    def _logged_bucket(self, bucket: int) -> tuple[Bucket, GroupCommit] | None:
+        """Return an open bucket that has room, and its log."""
         backend = self._topic.open_backend(bucket)
         if not isinstance(backend, TableBackend):
             return None
         core = backend.bucket
-        return None if core.group_commit is None or core.is_full else core
+        log = core.puts.group_commit
+        return None if log is None or core.puts.is_full else (core, log)
 
     async def open_bucket(self, bucket: int) -> None:
         """Open a bucket now; raise if this process cannot own it."""

@@ -30,7 +30,7 @@ from persisting.topic.spec import TopicConfig, bucket_folder
 from persisting.topic.tags import TagFiles
 
 if TYPE_CHECKING:  # only snapshots need it
-    from persisting.bucket.bucket import Bucket
+    from persisting.bucket.readonly_bucket import ReadonlyBucket
 
 _EVOLVING = Rules(evolving=True)
 
@@ -47,7 +47,7 @@ class TopicFolder:
         """``cache_bytes`` bounds what each table keeps in memory, see :class:`Table`."""
         self.folder, self.config, self._cache_bytes = folder, config, cache_bytes
         self._tables: dict[int, Table] = {}
-        self._readers: dict[int, Bucket] = {}
+        self._readers: dict[int, ReadonlyBucket] = {}
 
     @classmethod
     def open(cls, folder: Path, *, cache_bytes: int | None = None) -> TopicFolder:
@@ -124,11 +124,11 @@ class TopicFolder:
         view = self.table(bucket).at(versions[bucket])
         return Snapshot(view, [], view.schema, {})
 
-    def reader(self, bucket: int) -> Bucket | None:
+    def reader(self, bucket: int) -> ReadonlyBucket | None:
         """Return the bucket, open for reading; None while it does not exist."""
         folder = bucket_folder(self.folder, bucket)
         if bucket not in self._readers and folder.is_dir():
-            from persisting.bucket.bucket import Bucket
+            from persisting.bucket.readonly_bucket import ReadonlyBucket
 
             options = BucketOptions(
                 bucket_id=bucket,
@@ -138,11 +138,11 @@ class TopicFolder:
             )
             rules = Rules(defaults=self.config.options.get("schema_defaults"))
             try:
-                self._readers[bucket] = Bucket(options, rules)
+                self._readers[bucket] = ReadonlyBucket(options, rules)
             except TableError:
                 # If power loss has torn the table, its next owner repairs it.
                 recover(self.folder, self.config, bucket)
-                self._readers[bucket] = Bucket(options, rules)
+                self._readers[bucket] = ReadonlyBucket(options, rules)
         return self._readers.get(bucket)
 
     def schema(self, buckets: Iterable[int] | None = None) -> pa.Schema:

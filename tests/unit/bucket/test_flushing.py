@@ -94,7 +94,7 @@ async def test_records_put_while_a_flush_ends_are_flushed(
 
     def put_and_look() -> None:
         while late:
-            assert bucket.add_row(late.pop())
+            assert bucket.puts.add_row(late.pop())
         look()
 
     monkeypatch.setattr(bucket.maintenance, "schedule_if_needed", put_and_look)

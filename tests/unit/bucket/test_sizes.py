@@ -64,7 +64,7 @@ async def test_single_puts_share_a_batch_of_a_limited_size(
     backend = bucket.open(flush_threshold=1000)
     await backend.put({"n": 0, "text": ""})
     await asyncio.gather(*(backend.put({"n": n, "text": "x" * 200_000}) for n in range(1, 20)))
-    chunks = backend.bucket._buffer.chunks
+    chunks = backend.bucket.buffer.chunks
     assert max(one.nbytes for one in chunks) < 800_000
     backend = await bucket.reopen(backend)
     assert [one["n"] for one in await backend.get()] == list(range(20))

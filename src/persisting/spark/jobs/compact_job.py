@@ -81,7 +81,7 @@ def _compact_bucket(spark: SparkSession, stored: TopicFolder, number: int) -> di
     with owner_of(place_of(stored), stored.config, number, "call compact() on its queue") as owner:
         bucket = owner.bucket
         before = len(bucket.table.view.sizes)
-        with bucket.exclusive_table():
+        with bucket.table_writer.exclusive():
             rows, tasks = _rewrite(spark, bucket)
         # Finds nothing left to rewrite, and removes versions that are too old.
         result = bucket.maintenance.compact()
