@@ -14,7 +14,7 @@ import base64
 import datetime as dt
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -214,7 +214,8 @@ def _micros(nanos: int) -> int:
 
 def _decimal(value: str, dtype: pa.DataType) -> str:
     number = Decimal(value)
-    if round(number, dtype.scale) != number:
+    # Python's own precision is 28 digits, and Spark has up to 38.
+    if number.quantize(Decimal(1).scaleb(-dtype.scale), context=Context(prec=76)) != number:
         raise _Unsupported
     return f"CAST('{number:f}' AS DECIMAL({dtype.precision}, {dtype.scale}))"
 
