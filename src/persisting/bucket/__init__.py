@@ -43,6 +43,7 @@ order in which they are taken:
 3. *table* (one bucket): the table is being changed
 4. *log* (one log): puts are being written and acknowledged; the lock of its lanes comes next
 5. *state* (one log, or one bucket without a log): schema, buffers and the queue of puts; held
-   briefly, never during I/O, calls of Lance or conversions
+   briefly, never during calls of Lance, conversions or I/O (but for the lock's note when the
+   process exits)
 6. the locks inside ``wal.Log``
 """
