@@ -692,7 +692,7 @@ def test_wrong_priorities_raise_and_change_nothing(buffer: ReplayBuffer) -> None
             buffer.update_priorities(keys, wrong)
     with pytest.raises(InvalidArgument, match="a finite number from 0, got inf"):
         buffer.update_priorities(keys, [1.0, float("inf")])
-    with pytest.raises(InvalidArgument, match="of no record"):
+    with pytest.raises(InvalidArgument, match="belongs to no record"):
         buffer.update_priorities([10**9], [1.0])
     assert (buffer.sample(100, by="priority").weights == 1).all()
 

@@ -359,7 +359,7 @@ class TestSplit:
         made = spark.range(100)
         named = jobs.assign_splits(made, "id", self.SHARES)
         assert all(row["split"] == self.part_of(row["id"]) for row in named.collect())
-        with pytest.raises(InvalidArgument, match="'split' already"):
+        with pytest.raises(InvalidArgument, match="already have a column 'split'"):
             jobs.assign_splits(named, "id")
 
     @pytest.mark.parametrize(
