@@ -93,7 +93,9 @@ async def test_node_killed_during_a_hand_over_loses_and_duplicates_nothing(
     await asyncio.to_thread(until_true, lambda: owner_points.held_at(point) or driver.done())
     (pid,) = owner_points.held_at(point)
     next(node for node in held_cluster.nodes if node.popen.pid == pid).kill()
-    assert await driver > 0
+    new_rows = await driver
+    # If it had stored the rows of all buckets, the next owners answer that none is new.
+    assert new_rows > 0 or point == "owner-answers"
     await flow.progress()
     await flow.check()
     for seen in (flow.consumed, ids(await streamed(await read(system, tmp_path)))):
