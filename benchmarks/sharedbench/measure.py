@@ -90,7 +90,7 @@ async def _single(writer: QueueWriter, rows: list[dict[str, Any]]) -> float:
 
 
 async def _without_socket(folder: Path, run: Run) -> float:
-    rows = list(records.stream(min(run.records, 1000)))
+    rows = list(records.stream(min(run.records, 100_000)))  # as many as in the others, for the GC
     given = {**TOPIC, "storage_path": str(folder), "local_socket": False}
     async with await write_queue(**given) as writer:
         return await _single(writer, rows)
