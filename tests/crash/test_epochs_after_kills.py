@@ -7,6 +7,7 @@ import asyncio
 import errno
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,15 @@ def lose_records(folder: Path) -> None:
     killed("asyncio.run(put(open_(), 5)); die()", folder)
 
 
+def failing(code: int) -> Callable[..., Any]:
+    """Return a call that raises this error."""
+
+    def fail(*args: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
 async def epoch(folder: Path, **options: Any) -> int:
     kind = PersistingBackend if options else LanceBackend
     async with kind(0, str(folder), **options) as backend:
@@ -70,12 +80,8 @@ async def test_note_survives_an_owner_that_cannot_write_its_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lose_records(folder)
-
-    def full(*args: Any) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as disk:
-        disk.setattr(os, "pwrite", full)
+        disk.setattr(os, "pwrite", failing(errno.ENOSPC))
         with pytest.raises(StorageError, match="No space left"):
             LanceBackend(0, str(folder))
     assert await epoch(folder) == 1
@@ -108,12 +114,8 @@ async def test_lock_file_that_cannot_be_read_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lose_records(folder)
-
-    def broken(*args: Any) -> bytes:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with monkeypatch.context() as disk:
-        disk.setattr(os, "pread", broken)
+        disk.setattr(os, "pread", failing(errno.EIO))
         with pytest.raises(StorageError, match=r"cannot read the lock file .*/\.lock"):
             LanceBackend(0, str(folder))
     assert await epoch(folder) == 1

@@ -360,17 +360,9 @@ async def test_version_that_was_loaded_ahead_is_not_kept(
 
 
 async def test_fork_does_not_wait_for_the_threads_of_its_parent(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, held_removals: threading.Event
 ) -> None:
     await die_with_records(store)
-    go_on = threading.Event()
-    remove = StoreOwnerLog._remove_if_unused
-
-    def remove_later(log: StoreOwnerLog, left: SealedLog) -> None:
-        assert go_on.wait(60)
-        remove(log, left)
-
-    monkeypatch.setattr(StoreOwnerLog, "_remove_if_unused", remove_later)
     log = new_log(store)
     bucket = await asyncio.to_thread(opened, store, log)
     child = multiprocessing.get_context("fork").Process(target=log.retire)
@@ -378,7 +370,7 @@ async def test_fork_does_not_wait_for_the_threads_of_its_parent(
     await asyncio.to_thread(child.join, 20)
     ended = not child.is_alive()
     child.kill()
-    go_on.set()
+    held_removals.set()
     assert ended
     await bucket.close()
     await asyncio.to_thread(log.retire)
