@@ -222,7 +222,7 @@ class TableBackend(AsyncClosing):
         return self._bucket.snapshot().rows_within(offset, nbytes)
 
     def epoch(self) -> int:
-        """Return how many times the bucket was restored to an older version."""
+        """Return how many times the bucket was restored, or an owner without a log was killed."""
         return self._bucket.epoch
 
     def end_offset(self) -> int:
